@@ -1,0 +1,95 @@
+"""What every word mechanism does on the host: checks, rounding, distances.
+
+Nothing here is private by itself. Distances of a public table are public, so
+computing them exactly costs no privacy (Xu et al. 2020, Algorithm 2).
+"""
+
+import math
+
+import jax
+import numpy as np
+
+from jaxdp import embeddings
+from jaxdp import guarantees
+from jaxdp import neighbors
+
+RELATION = ('texts of equal length; distance is the sum of the distances of '
+            'the words at each position')
+REAL_CONDITIONS = (guarantees.REAL_ARITHMETIC, guarantees.IDEAL_RANDOM_BITS)
+
+
+def check_table(table):
+  """Returns the table's float32 vectors [V, D], or raises ValueError."""
+  table = embeddings.validate(table)
+  if len(table.words) < 2:
+    raise ValueError(f'table has {len(table.words)} word; a mechanism needs at '
+                     'least 2 to choose from')
+  return np.asarray(table.vectors, np.float32)
+
+
+def check_epsilon(epsilon, *, allow_infinite=False):
+  """Returns epsilon as a float, or raises ValueError."""
+  try:
+    value = float(epsilon)
+  except (TypeError, ValueError):
+    raise ValueError(f'epsilon={epsilon!r} is not a number') from None
+  if not value > 0:
+    raise ValueError(f'epsilon={epsilon!r} must be positive; it is a budget '
+                     'per unit distance')
+  if math.isinf(value) and not allow_infinite:
+    raise ValueError('epsilon=inf promises nothing; use multivariate_laplace '
+                     'with epsilon=inf for a run without noise')
+  return value
+
+
+def check_ids(ids, num_words):
+  """Checks concrete word ids; traced ones are clamped by the gather.
+
+  Raises:
+    ValueError: ids of another dtype, or outside [0, num_words).
+  """
+  dtype = np.dtype(getattr(ids, 'dtype', np.asarray(ids).dtype))
+  if not np.issubdtype(dtype, np.integer):
+    raise ValueError(f'ids has dtype {dtype}; word ids are integers')
+  if isinstance(ids, jax.core.Tracer) or np.size(ids) == 0:
+    return
+  ids = np.asarray(ids)
+  low, high = int(ids.min()), int(ids.max())
+  if low < 0 or high >= num_words:
+    bad = low if low < 0 else high
+    raise ValueError(f'ids holds {bad}; the table has words 0 to '
+                     f'{num_words - 1}')
+
+
+def float32_at_most(value):
+  """The largest float32 not above value: a rate rounded so epsilon holds."""
+  rounded = np.float32(value)
+  if float(rounded) > value:
+    rounded = np.nextafter(rounded, np.float32(0))
+  return rounded
+
+
+def float32_at_least(value):
+  """The smallest float32 not below value: a scale rounded so epsilon holds."""
+  rounded = np.float32(value)
+  if float(rounded) < value:
+    rounded = np.nextafter(rounded, np.float32(np.inf))
+  return rounded
+
+
+def distance_range(vectors):
+  """Returns (minimum over distinct words, diameter), float64, exact."""
+  return neighbors.distance_range(vectors)
+
+
+def l2_distances(ids, vectors):
+  """Returns Euclidean distances to every word, float64 [B, V], in blocks.
+
+  From differences, not from the Gram expansion, which cancels for near words.
+  """
+  vectors = np.asarray(vectors, np.float64)
+  rows = vectors[np.asarray(ids).reshape(-1)]
+  block = max(1, 2**24 // vectors.size)
+  parts = [np.sqrt(np.sum((rows[i:i + block, None] - vectors[None])**2, -1))
+           for i in range(0, len(rows), block)]
+  return np.concatenate(parts) if parts else np.zeros((0, len(vectors)))

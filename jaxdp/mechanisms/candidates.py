@@ -1,0 +1,68 @@
+"""The candidate lists of Xu et al.: neighbour table and how many of it.
+
+A word's candidates depend on the word alone, so they are computed once, in
+``calibrate``. The number of candidates K is truncated Poisson with rate ln V on
+1..V. The table holds the nearest ``k_max`` words; K between k_max and V is
+moved to V, "the whole vocabulary", which keeps every privacy argument (they
+use a lower bound on Pr(K = V)) and happens with probability under 1e-9.
+"""
+
+import math
+
+import numpy as np
+from scipy import special as sp_special
+
+from jaxdp import neighbors
+from jaxdp import samplers
+
+_REROUTED = 1e-9  # at most this much of K's law is moved to V
+
+
+def max_candidates(num_words):
+  """Smallest multiple of 8 whose Poisson(ln V) tail is under 1e-9, or V."""
+  rate = math.log(num_words)
+  k_max = 8
+  while sp_special.pdtrc(k_max, rate) > _REROUTED:
+    k_max += 8
+  return min(k_max, num_words)
+
+
+def check_max_candidates(value, num_words):
+  """Returns the number of table columns, or raises ValueError."""
+  if value is None:
+    return max_candidates(num_words)
+  if not (isinstance(value, (int, np.integer)) and value >= 1):
+    raise ValueError(f'max_candidates={value!r} must be a positive int or None')
+  return min(int(value), num_words)
+
+
+def count_probabilities(num_words, k_max):
+  """Law of K as it runs: Pr(K = 1), ..., Pr(K = k_max), Pr(K = V by table).
+
+  Returns:
+    float64 ``[k_max + 1]``; the last entry is "the whole vocabulary", and 0
+    where the table already holds all V words.
+  """
+  pmf = samplers.truncated_poisson_probabilities(
+      rate=math.log(num_words), low=1, high=num_words, max_value=k_max)
+  if k_max >= num_words:
+    return np.append(pmf, 0.)
+  return np.append(pmf[:k_max], pmf[-1])
+
+
+def neighbor_table(vectors, k_max):
+  """The k_max nearest words of each word, itself first.
+
+  Returns:
+    ids int32 ``[V, k_max]``; distances float64 ``[V, k_max]`` from
+    differences, ascending, ties in the order of the ids.
+  """
+  ids, _ = neighbors.k_nearest(vectors, vectors, k_max)
+  ids = np.asarray(ids)
+  exact = np.empty(ids.shape)
+  wide = np.asarray(vectors, np.float64)
+  block = max(1, 2**23 // (k_max * wide.shape[1]))
+  for i in range(0, len(wide), block):
+    gap = wide[i:i + block, None] - wide[ids[i:i + block]]
+    exact[i:i + block] = np.sqrt(np.sum(gap * gap, axis=-1))
+  return ids, exact

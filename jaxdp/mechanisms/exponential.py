@@ -1,0 +1,139 @@
+r"""The law :math:`P(y \mid w) \propto e^{-\rho \min(d(w, y), c)}`, whole vocabulary.
+
+SanText, TEM and both forms of ``gumbel_exponential`` are this law. Device:
+:func:`draw` by inverse CDF in float64, one row of weights for each *distinct*
+word of the batch and never V draws a token. Host: :func:`log_prob`.
+
+The float64 part is scoped by ``jax.enable_x64`` inside the jitted function, so
+callers need no global switch; a device without float64 cannot run it.
+
+References: Yue et al. (2021), Section 4.1; McSherry & Talwar (2007).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special as sp_special
+
+from jaxdp.mechanisms import calibration
+
+_TOKENS = 256  # tokens drawn at once from a block of rows
+
+
+def log_prob(ids, vectors, *, rate, cap=math.inf):
+  """Returns log Pr(output = column), host float64 [B, V].
+
+  Args:
+    ids: int ``[B]``.
+    vectors: float32 ``[V, D]``.
+    rate: rho > 0, in 1/distance.
+    cap: distances above it count as it; infinite for none.
+  """
+  distance = calibration.l2_distances(ids, vectors)
+  logits = -float(rate) * np.minimum(distance, float(cap))
+  return logits - sp_special.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def draw(words, ids, vectors, *, rate, cap, active=None):
+  """Draws one output for each token. Device, jittable.
+
+  Args:
+    words: uint32 ``[B, 2]``, 64 random bits a token.
+    ids: int32 ``[B]``.
+    vectors: float32 ``[V, D]``.
+    rate: float32 ``[]``, in 1/distance.
+    cap: float32 ``[]``, in distance units; infinite for none.
+    active: bool ``[B]``; tokens that are not cost nothing and get 0. None for
+      all.
+
+  Returns:
+    int32 ``[B]``. A word keeps its probability to about 2**-53.
+  """
+  num_tokens, num_words = ids.shape[0], vectors.shape[0]
+  active = jnp.ones(ids.shape, bool) if active is None else active
+  order = jnp.argsort(jnp.where(active, ids, num_words))
+  sorted_ids, sorted_active = ids[order], active[order]
+  is_new = jnp.concatenate([jnp.ones((1,), bool),
+                            sorted_ids[1:] != sorted_ids[:-1]]) & sorted_active
+  num_active = jnp.sum(active, dtype=jnp.int32)
+  row_of = jnp.cumsum(is_new, dtype=jnp.int32) - 1
+  num_rows = jnp.sum(is_new, dtype=jnp.int32)
+  block_rows = max(1, min(64, num_tokens, 2**20 // num_words))
+  # starts[r]: first sorted token of distinct word r; num_active past the last.
+  starts = jnp.nonzero(is_new, size=num_tokens, fill_value=num_tokens)[0]
+  starts = jnp.pad(starts.astype(jnp.int32), (0, block_rows + 1),
+                   constant_values=num_tokens)
+  starts = jnp.minimum(starts, num_active)
+  words = words[order]
+
+  def row_block(i, out):
+    first_row = i * block_rows
+    firsts = jax.lax.dynamic_slice(starts, (first_row,), (block_rows + 1,))
+    row_ids = sorted_ids[jnp.minimum(firsts[:-1], num_tokens - 1)]
+    law = _block_law(row_ids, vectors, rate, cap)
+    first, last = firsts[0], firsts[-1]
+
+    def token_tile(j, out):
+      at = first + j * _TOKENS + jnp.arange(_TOKENS, dtype=jnp.int32)
+      token = jnp.minimum(at, num_tokens - 1)
+      drawn = _invert(law, row_of[token] - first_row, words[token], num_words)
+      return out.at[jnp.where(at < last, at, num_tokens)].set(
+          drawn, mode='drop')
+
+    return jax.lax.fori_loop(0, -((first - last) // _TOKENS), token_tile, out)
+
+  out = jnp.zeros((num_tokens,), jnp.int32)
+  out = jax.lax.fori_loop(0, -(-num_rows // block_rows), row_block, out)
+  return jnp.zeros_like(out).at[order].set(out)
+
+
+def _block_law(row_ids, vectors, rate, cap):
+  """Weights [U, G, W] and cumulative group sums [U, G], float64.
+
+  W is near sqrt(V): inverting first over groups, then within one, costs
+  2 sqrt(V) a token where a flat inversion costs V.
+  """
+  num_words = vectors.shape[0]
+  width = 2 ** math.ceil(math.log2(max(num_words, 2)) / 2)
+  groups = -(-num_words // width)
+  with jax.enable_x64(True):
+    distance = _distances(row_ids, vectors)
+    rate, cap = rate.astype(jnp.float64), cap.astype(jnp.float64)
+    weights = jnp.exp(-rate * jnp.minimum(distance, cap))
+    weights = jnp.pad(weights, ((0, 0), (0, groups * width - num_words)))
+    weights = weights.reshape(-1, groups, width)
+    return weights, jnp.cumsum(jnp.sum(weights, axis=2), axis=1)
+
+
+def _distances(row_ids, vectors):
+  """Euclidean distances [U, V] in float64; call inside an x64 scope."""
+  table = vectors.astype(jnp.float64)
+  rows = table[row_ids]
+  # In float64 the Gram form is good to 1e-16 |x|^2 / d; a word to itself is 0.
+  dots = jnp.matmul(rows, table.T, precision=jax.lax.Precision.HIGHEST)
+  sq_norms = jnp.sum(table * table, axis=1)
+  sq_distance = sq_norms[row_ids][:, None] + sq_norms[None] - 2 * dots
+  own = row_ids[:, None] == jnp.arange(table.shape[0], dtype=row_ids.dtype)[None]
+  return jnp.where(own, 0., jnp.sqrt(jnp.maximum(sq_distance, 0.)))
+
+
+def _invert(law, row, words, num_words):
+  """Inverse CDF of the block's laws at 64 random bits; int32 [T]."""
+  weights, cumulative = law
+  width = weights.shape[2]
+  with jax.enable_x64(True):
+    high, low = words[:, 0].astype(jnp.float64), words[:, 1].astype(jnp.float64)
+    u = (high + (low + 0.5) * 2.**-32) * 2.**-32
+    mine = cumulative[row]
+    target = u * mine[:, -1]
+    group = jnp.sum(mine <= target[:, None], axis=1, dtype=jnp.int32)
+    group = jnp.minimum(group, mine.shape[1] - 1)
+    before = jnp.where(group > 0, jnp.take_along_axis(
+        mine, jnp.maximum(group - 1, 0)[:, None], axis=1)[:, 0], 0.)
+    within = jnp.cumsum(weights[row, group], axis=1)
+    place = jnp.sum(within <= (target - before)[:, None], axis=1,
+                    dtype=jnp.int32)
+    return jnp.minimum(group * width + jnp.minimum(place, width - 1),
+                       num_words - 1).astype(jnp.int32)

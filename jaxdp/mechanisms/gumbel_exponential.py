@@ -1,0 +1,209 @@
+r"""The provable form of the Gumbel mechanism: the noise's other tail.
+
+``argmin(d + g)`` with ordinary Gumbel noise uses its doubly exponential lower
+tail. With *minus* a Gumbel, untruncated, the step given K = k is exactly the
+exponential mechanism, :math:`P(r \mid k) = e^{-d_r / b} / Z_k`.
+
+``num_candidates='poisson'`` keeps K of Xu et al.; *proved* with
+
+.. math::  \epsilon = 1 / b + 2 \ln V / \Delta_0.
+
+Proof: :math:`Z_k \ge 1` since a word is at distance 0 from itself, so
+:math:`P(u \mid w) \le e^{-d(w, u) / b}`; and :math:`P(u \mid w') \ge
+\Pr(K = V) e^{-d(w', u) / b} / Z_V \ge e^{-d(w', u) / b} / V^2`. The ratio is
+at most :math:`V^2 e^{d(w, w') / b}`, and :math:`d(w, w') \ge \Delta_0`. Moving
+mass of K to V, as the neighbour table does, only raises Pr(K = V).
+
+``num_candidates='all'`` draws from the whole vocabulary; *proved* with
+epsilon = 2 / b, the exponential mechanism itself.
+
+Even so epsilon times distance is large in absolute terms: 2 ln V is 21 for
+48,210 words, at the closest pair.
+
+References: McSherry & Talwar (2007); Durfee & Rogers (2019), Section 3.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special as sp_special
+
+from jaxdp import guarantees
+from jaxdp import samplers
+from jaxdp.mechanisms import calibration
+from jaxdp.mechanisms import candidates
+from jaxdp.mechanisms import exponential
+
+_BLOCK = 4096  # words whose laws are computed at once on the host
+
+
+class Params(NamedTuple):
+  """What the calibrated mechanism needs; k = 0 for the whole vocabulary."""
+  vectors: Any  # [V, D] float32
+  neighbor_ids: Any  # [V, k] int32, itself first
+  rank_thresholds: Any  # [V, k, 2] uint32, law over ranks, then "all words"
+  rate: Any  # [] float32, 1 / b, rounded down
+  guarantee: guarantees.Guarantee
+
+
+def calibrate(table, *, epsilon, num_candidates='poisson',
+              max_candidates=None):
+  """Calibrates the provable variant.
+
+  Args:
+    table: EmbeddingTable of at least two distinct words and vectors.
+    epsilon: budget per unit Euclidean distance; for ``'poisson'`` above
+      2 ln V / Delta_0, Delta_0 the smallest distance between words.
+    num_candidates: ``'poisson'`` or ``'all'``.
+    max_candidates: columns of the neighbour table, ``'poisson'`` only; None
+      for the smallest whose rerouted mass is under 1e-9.
+
+  Returns:
+    Params; its guarantee is *proved* for real arithmetic.
+
+  Raises:
+    ValueError: a bad table or setting; epsilon at or below its bound.
+  """
+  epsilon = calibration.check_epsilon(epsilon)
+  vectors = calibration.check_table(table)
+  if num_candidates == 'all':
+    if max_candidates is not None:
+      raise ValueError(f'max_candidates={max_candidates!r} has no meaning with '
+                       "num_candidates='all'; leave it None")
+    return _whole_vocabulary(vectors, epsilon)
+  if num_candidates != 'poisson':
+    raise ValueError(f"num_candidates={num_candidates!r} must be 'poisson' or "
+                     "'all'")
+  k_max = candidates.check_max_candidates(max_candidates, len(vectors))
+  rate = calibration.float32_at_most(_poisson_rate(vectors, epsilon))
+  ids, distance = candidates.neighbor_table(vectors, k_max)
+  pmf = candidates.count_probabilities(len(vectors), k_max)
+  blocks = [samplers.thresholds(_near_probabilities(
+      distance[i:i + _BLOCK], pmf, float(rate)))
+            for i in range(0, len(vectors), _BLOCK)]
+  return Params(vectors, ids, np.concatenate(blocks), rate,
+                _guarantee(epsilon, 'K-mixture, epsilon = 1/b + 2 ln V/Delta_0'))
+
+
+def _whole_vocabulary(vectors, epsilon):
+  num_words = len(vectors)
+  return Params(vectors, np.zeros((num_words, 0), np.int32),
+                np.zeros((num_words, 0, 2), np.uint32),
+                calibration.float32_at_most(epsilon / 2),
+                _guarantee(epsilon, 'all words, epsilon = 2/b'))
+
+
+def _guarantee(epsilon, form):
+  return guarantees.Guarantee(
+      epsilon=epsilon, delta=0., metric='l2', unit='per unit distance',
+      relation=calibration.RELATION, status='proved',
+      source=f'exponential mechanism, {form}; proof in '
+             'jaxdp.mechanisms.gumbel_exponential',
+      conditions=calibration.REAL_CONDITIONS)
+
+
+def _poisson_rate(vectors, epsilon):
+  """1 / b = epsilon - 2 ln V / Delta_0, checked to be positive."""
+  minimum, _ = calibration.distance_range(vectors)
+  bound = 2 * math.log(len(vectors)) / minimum
+  if not epsilon > bound:
+    raise ValueError(
+        f'epsilon={epsilon} must be above 2 ln V / minimum distance = {bound:.6g}'
+        f' (V={len(vectors)}, minimum distance {minimum:.6g}) for '
+        "num_candidates='poisson'; raise it or use num_candidates='all'")
+  return epsilon - bound
+
+
+def _near_probabilities(distance, pmf, rate):
+  """Pr(rank r, K within the table) and Pr(all words); [B, k + 1]."""
+  return np.append(np.exp(_log_near(distance, pmf, rate)),
+                   np.full((len(distance), 1), pmf[-1]), axis=1)
+
+
+def _log_near(distance, pmf, rate):
+  """log of sum over k >= r of Pr(K = k) e^{-d_r / b} / Z_k; [B, k]."""
+  logits = -rate * distance
+  log_z = np.logaddexp.accumulate(logits, axis=1)
+  with np.errstate(divide='ignore'):
+    terms = np.log(pmf[:-1])[None] - log_z
+  tails = np.logaddexp.accumulate(terms[:, ::-1], axis=1)[:, ::-1]
+  return logits + tails
+
+
+def privatize(key, ids, params, start=0):
+  """Replaces each word by a draw from its row of the law.
+
+  Guarantee: ``params.guarantee``, per text; not covered: float rounding (a
+  word of probability under about 2**-53 is never drawn) and the generator.
+
+  Args:
+    key: typed key; consumed.
+    ids: int32 word ids, any shape.
+    params: Params of :func:`calibrate`.
+    start: index of the first element; see ``samplers.split_index``.
+
+  Returns:
+    int32 ids of the same shape.
+
+  Raises:
+    ValueError: concrete ids that the table does not hold.
+  """
+  calibration.check_ids(ids, params.vectors.shape[0])
+  return _privatize(key, jnp.asarray(ids, jnp.int32), params,
+                    samplers.split_index(start))
+
+
+@jax.jit
+def _privatize(key, ids, params, start):
+  flat = ids.reshape(-1)
+  num, k_max = flat.shape[0], params.neighbor_ids.shape[1]
+  keys = samplers.element_keys(key, samplers.OUTCOME, start, num)
+  everyone = jnp.ones((num,), bool)
+  if k_max:
+    rank = jax.vmap(_rank, (0, 0, None))(keys, flat, params)
+    everyone = rank == k_max
+    near = jnp.asarray(params.neighbor_ids)[flat, jnp.minimum(rank, k_max - 1)]
+  whole = samplers.element_keys(key, samplers.VOCABULARY_NOISE, start, num)
+  words = jax.vmap(lambda k: jax.random.bits(k, (2,)))(whole)
+  out = exponential.draw(words, flat, jnp.asarray(params.vectors),
+                         rate=jnp.asarray(params.rate),
+                         cap=jnp.float32(jnp.inf), active=everyone)
+  if k_max:
+    out = jnp.where(everyone, out, near)
+  return out.reshape(ids.shape)
+
+
+def _rank(key, word, params):
+  return samplers.categorical(
+      key, thresholds=jnp.asarray(params.rank_thresholds)[word])
+
+
+def log_prob(ids, params):
+  """Returns log Pr(output = column | ids), host float64 [B, V].
+
+  The law of what :func:`privatize` draws, rerouted K included.
+  """
+  num_words, k_max = params.neighbor_ids.shape
+  calibration.check_ids(ids, num_words)
+  distance = distances(ids, params)
+  rate = float(params.rate)
+  logits = -rate * distance
+  whole = logits - sp_special.logsumexp(logits, axis=1, keepdims=True)
+  if not k_max:
+    return whole
+  pmf = candidates.count_probabilities(num_words, k_max)
+  near_ids = np.asarray(params.neighbor_ids)[np.asarray(ids).reshape(-1)]
+  near = _log_near(np.take_along_axis(distance, near_ids, axis=1), pmf, rate)
+  with np.errstate(divide='ignore'):
+    out = whole + np.log(pmf[-1])
+  both = np.logaddexp(np.take_along_axis(out, near_ids, axis=1), near)
+  np.put_along_axis(out, near_ids, both, axis=1)
+  return out
+
+
+def distances(ids, params):
+  """Returns the guarantee's metric, Euclidean, host float64 [B, V]."""
+  return calibration.l2_distances(ids, params.vectors)

@@ -1,0 +1,189 @@
+r"""The truncated Gumbel mechanism of Xu et al. (2020), as published.
+
+For each word: K ~ TruncatedPoisson(ln V; 1, V); its K nearest words, itself
+included, at distances d; the output is the arg-min of d + g with g
+Gumbel(0, b) "truncated" to [-Delta, Delta],
+
+.. math::
+  b = 2 \Delta / \min\{W_0(2 \alpha \Delta), \ln(\alpha \Delta_0)\}, \quad
+  \alpha = (\epsilon - 2 (1 + \ln V) / \Delta_0) / 3.
+
+*claimed*, not proved: Theorem 1 uses the CDF of the untruncated Gumbel for
+noise that is truncated, and one of its lemmas gives V words a probability of
+at least 0.3 each. Exact laws show epsilon exceeded near its lower bound, up to
+2.8 times for the clipped reading on 100 random words
+(``experiments.xu20_theorem1``), and by more on larger tables. The provable
+variant is ``gumbel_exponential``.
+
+The paper reads three ways: Algorithm 1 truncates, Section 5 clips, the proof
+does neither; ``noise`` chooses.
+
+References: Xu et al. (2020), Algorithms 1 and 2, Theorem 1, Appendix A.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import guarantees
+from jaxdp import samplers
+from jaxdp.mechanisms import calibration
+from jaxdp.mechanisms import candidates
+from jaxdp.mechanisms import truncated_gumbel_law
+
+NOISES = ('truncated', 'clipped', 'untruncated')
+
+
+class Params(NamedTuple):
+  """What the calibrated mechanism needs; k is at most a few dozen."""
+  vectors: Any  # [V, D] float32
+  neighbor_ids: Any  # [V, k] int32, itself first
+  neighbor_distances: Any  # [V, k] float32, ascending
+  count_thresholds: Any  # [k, 2] uint32, law of K
+  scale: Any  # [] float32, b
+  bound: Any  # [] float32, truncation; infinite for the other readings
+  clip: Any  # [] float32, clamp; infinite for the other readings
+  guarantee: guarantees.Guarantee
+
+
+def calibrate(table, *, epsilon, noise='truncated', max_candidates=None):
+  """Calibrates the published mechanism.
+
+  Args:
+    table: EmbeddingTable of at least two distinct words and vectors.
+    epsilon: budget per unit Euclidean distance, above (5 + 2 ln V) / Delta_0,
+      Delta_0 the smallest distance between words; up to e^80 and beyond.
+    noise: ``'truncated'`` (Algorithm 1), ``'clipped'`` (Section 5) or
+      ``'untruncated'`` (the proof).
+    max_candidates: columns of the neighbour table; None for the smallest whose
+      rerouted mass is under 1e-9.
+
+  Returns:
+    Params; its guarantee is *claimed*.
+
+  Raises:
+    ValueError: a bad table or noise; epsilon at or below its bound, where b is
+      negative or undefined.
+  """
+  if noise not in NOISES:
+    raise ValueError(f'noise={noise!r} must be one of {NOISES}')
+  epsilon = calibration.check_epsilon(epsilon)
+  vectors = calibration.check_table(table)
+  num_words = len(vectors)
+  k_max = candidates.check_max_candidates(max_candidates, num_words)
+  minimum, diameter = calibration.distance_range(vectors)
+  scale = truncated_gumbel_law.paper_scale(epsilon, num_words, diameter, minimum)
+  neighbor_ids, neighbor_distances = candidates.neighbor_table(vectors, k_max)
+  guarantee = guarantees.Guarantee(
+      epsilon=epsilon, delta=0., metric='l2', unit='per unit distance',
+      relation=calibration.RELATION, status='claimed',
+      source=f'Xu et al. (2020), Theorem 1, {noise} noise',
+      conditions=calibration.REAL_CONDITIONS)
+  limit, none = np.float32(diameter), np.float32(np.inf)
+  return Params(
+      vectors, neighbor_ids, neighbor_distances.astype(np.float32),
+      samplers.thresholds(candidates.count_probabilities(num_words, k_max)),
+      np.float32(scale), limit if noise == 'truncated' else none,
+      limit if noise == 'clipped' else none, guarantee)
+
+
+def privatize(key, ids, params, start=0):
+  """Replaces each word by a noisy nearest of its K nearest words.
+
+  Guarantee: ``params.guarantee`` is *claimed* only; see the module docstring.
+
+  Args:
+    key: typed key; consumed.
+    ids: int32 word ids, any shape.
+    params: Params of :func:`calibrate`.
+    start: index of the first element; see ``samplers.split_index``.
+
+  Returns:
+    int32 ids of the same shape; ties go to the nearer word.
+
+  Raises:
+    ValueError: concrete ids that the table does not hold.
+  """
+  calibration.check_ids(ids, params.vectors.shape[0])
+  return _privatize(key, jnp.asarray(ids, jnp.int32), params,
+                    samplers.split_index(start))
+
+
+@jax.jit
+def _privatize(key, ids, params, start):
+  params = params._replace(vectors=jnp.asarray(params.vectors))
+  flat = ids.reshape(-1)
+  num = flat.shape[0]
+  count_keys = samplers.element_keys(key, samplers.NUM_CANDIDATES, start, num)
+  count = jax.vmap(lambda k: samplers.categorical(
+      k, thresholds=params.count_thresholds))(count_keys)
+  noise_keys = samplers.element_keys(key, samplers.CANDIDATE_NOISE, start, num)
+  out = jax.vmap(_from_candidates, (0, 0, 0, None))(
+      noise_keys, flat, count, params)
+  whole_keys = samplers.element_keys(key, samplers.VOCABULARY_NOISE, start, num)
+  everyone = count == params.neighbor_ids.shape[1]
+  # Compacted, with a dynamic trip count: a cond under vmap would make every
+  # word pay for the whole vocabulary.
+  rows = jnp.nonzero(everyone, size=num, fill_value=0)[0]
+
+  def whole_vocabulary(i, out):
+    row = rows[i]
+    return out.at[row].set(_from_all(whole_keys[row], flat[row], params))
+
+  out = jax.lax.fori_loop(0, jnp.sum(everyone, dtype=jnp.int32),
+                          whole_vocabulary, out)
+  return out.reshape(ids.shape)
+
+
+def _from_candidates(key, word, count, params):
+  """One draw among the count + 1 nearest words."""
+  distance = jnp.asarray(params.neighbor_distances)[word]
+  rank = jnp.arange(distance.shape[0], dtype=jnp.int32)
+  masked = jnp.where(rank <= count, distance, jnp.inf)
+  choice = jnp.argmin(masked + _noise(key, distance.shape, params))
+  return jnp.asarray(params.neighbor_ids)[word, choice]
+
+
+def _from_all(key, word, params):
+  """One draw among all V words: a pass over the table."""
+  with jax.enable_x64(True):
+    table = params.vectors.astype(jnp.float64)
+    gap = table - table[word][None]
+    distance = jnp.sqrt(jnp.sum(gap * gap, axis=1)).astype(jnp.float32)
+  noisy = distance + _noise(key, distance.shape, params)
+  return jnp.argmin(noisy).astype(jnp.int32)
+
+
+def _noise(key, shape, params):
+  noise = samplers.truncated_gumbel(key, shape, scale=params.scale,
+                                    bound=params.bound)
+  return jnp.clip(noise, -params.clip, params.clip)
+
+
+def log_prob(ids, params):
+  """Returns log Pr(output = column | ids), host float64 [B, V], by quadrature.
+
+  The law of what :func:`privatize` draws, rerouted K included.
+
+  Raises:
+    ValueError: more than 2,000 words; the message names the Monte-Carlo route.
+  """
+  num_words = params.vectors.shape[0]
+  calibration.check_ids(ids, num_words)
+  truncated_gumbel_law.check_num_words(num_words)
+  finite = [name for name, limit in zip(NOISES, (params.bound, params.clip))
+            if math.isfinite(limit)]
+  k_max = params.neighbor_ids.shape[1]
+  return truncated_gumbel_law.log_prob(
+      distances(ids, params), scale=float(params.scale),
+      bound=float(min(params.bound, params.clip)),
+      noise=finite[0] if finite else 'untruncated',
+      count_probabilities=candidates.count_probabilities(num_words, k_max))
+
+
+def distances(ids, params):
+  """Returns the guarantee's metric, Euclidean, host float64 [B, V]."""
+  return calibration.l2_distances(ids, params.vectors)
