@@ -98,7 +98,7 @@ def provenance(config, out_dir='.'):
   versions = {'python': platform.python_version()}
   for package in ('jax', 'jaxlib', 'numpy'):
     versions[package] = importlib.metadata.version(package)
-  now = datetime.datetime.now(datetime.timezone.utc)
+  now = datetime.datetime.now(datetime.UTC)
   return {
       'config': plain(config),
       'git_commit': _git_commit(),
@@ -252,11 +252,9 @@ class Records:
 
   def _note_resumed(self, mine):
     """Rows made by other versions or devices must not pass unseen."""
+    names = ('git_commit', 'versions', 'device_kind', 'num_devices', 'cpu')
     runs = [self.provenance, *self.provenance.get('resumed', [])]
-    ignored = ('time', 'argv', 'config', 'resumed')
-    def facts(run):
-      return {k: v for k, v in run.items() if k not in ignored}
-    if all(facts(run) != facts(mine) for run in runs):
+    if all(any(run.get(n) != mine[n] for n in names) for run in runs):
       entry = {k: v for k, v in mine.items() if k != 'config'}
       entry['first_row'] = len(self.rows)
       self.provenance.setdefault('resumed', []).append(entry)

@@ -1,4 +1,4 @@
-r"""Words of a text file, streamed: batches in, privatised text out. Host.
+r"""Words of a text file, streamed: batches in, privatised text out.
 
 A word is ``\w+`` or one character of ``[^\w\s]``, lower-cased *after* it was
 matched. What stands between words is white space and is kept byte for byte, a
@@ -18,20 +18,31 @@ batch: one line of 100 MB is as good as many.
 White space is public, so it is neither read nor drawn; but two words that
 stood against a punctuation mark would run into one when the mark becomes a
 word. One space is put between them: it depends on the output alone.
+
+All of it is host code but :class:`Replacer`, which sends batches through a word
+mechanism. It does not wait for a batch it sent: the host reads the next one
+while the device works.
 """
 
 import codecs
+import functools
 import itertools
+import operator
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import mechanisms
+from jaxdp import samplers
+
 MAX_WORD = 1_000_000  # characters
+MAX_BATCH = 2**23  # characters; long words or long white space end a batch
 UNKNOWN_WORD = '<unk>'
 _TOKEN = re.compile(r'(\w+|[^\w\s])')
 _BLOCK_BYTES = 2**18
-_BATCH_BYTES = 2**23  # a batch of long words or of white space ends here
 _BOM = '\ufeff'
 
 
@@ -70,19 +81,32 @@ def batches(file, size, *, offset=0, block_bytes=_BLOCK_BYTES):
   gaps, tokens, gap, num_chars = [], [], '', 0
   for parts in _blocks(file, offset, block_bytes):
     parts[0] = gap + parts[0]
+    while len(parts[0]) > MAX_BATCH:
+      yield Batch(gaps, tokens, parts[0][:MAX_BATCH])
+      gaps, tokens, num_chars = [], [], 0
+      parts[0] = parts[0][MAX_BATCH:]
     gap = parts.pop()
     gaps += parts[::2]
     tokens += parts[1::2]
     num_chars += sum(map(len, parts))
-    while len(tokens) >= size:
-      yield Batch(gaps[:size], tokens[:size], '')
-      del gaps[:size], tokens[:size]
+    while len(tokens) >= size or num_chars >= MAX_BATCH:
+      cut = size if num_chars < MAX_BATCH else _cut(gaps, tokens, size)
+      yield Batch(gaps[:cut], tokens[:cut], '')
+      del gaps[:cut], tokens[:cut]
       num_chars = sum(map(len, gaps)) + sum(map(len, tokens))
-    if num_chars + len(gap) > _BATCH_BYTES:
-      yield Batch(gaps, tokens, gap)
-      gaps, tokens, gap, num_chars = [], [], '', 0
   if tokens or gap:
     yield Batch(gaps, tokens, gap)
+
+
+def _cut(gaps, tokens, size):
+  """Where a batch ends: by the words alone, never by the blocks read.
+
+  A resumed run reads other blocks and must make the same batches, because a
+  device may round the same word differently at another place in a batch.
+  """
+  lengths = map(operator.add, map(len, gaps), map(len, tokens))
+  ends = np.fromiter(itertools.accumulate(lengths), np.int64, len(tokens))
+  return min(int(np.searchsorted(ends, MAX_BATCH)) + 1, size)
 
 
 def _blocks(file, offset, block_bytes):
@@ -104,7 +128,8 @@ def _blocks(file, offset, block_bytes):
         bom, text = _BOM, text[1:]
     parts = _TOKEN.split(word + text)
     parts[0] = bom + parts[0]
-    _check_lengths(parts, offset - len(word.encode('utf-8')))
+    if len(word) + len(text) > MAX_WORD:
+      _check_lengths(parts, offset - len(word.encode('utf-8')))
     word = ''
     if data and len(parts) > 1 and not parts[-1] and _is_word(parts[-2]):
       parts.pop()
@@ -122,8 +147,8 @@ def _check_lengths(parts, offset):
     before = itertools.takewhile(
         lambda i: i % 2 == 0 or len(parts[i]) <= MAX_WORD, range(len(parts)))
     offset += sum(len(parts[i].encode('utf-8')) for i in before)
-    raise TextError(f'input: the word at byte {offset} has more than {MAX_WORD} '
-                    'characters; is it a text of words?')
+    raise TextError(f'input: the word at byte {offset} has more than '
+                    f'{MAX_WORD} characters; is it a text of words?')
 
 
 def _is_word(token):
@@ -187,8 +212,9 @@ class Vocabulary:
 
 class Scan(NamedTuple):
   """What a first pass over a text found."""
-  num_tokens: int
+  num_words: int
   num_unknown: int
+  longest_line: int  # most words of the table between two line feeds
   examples: list[tuple[str, int]]  # first ten distinct unknown words, lines
 
 
@@ -204,23 +230,83 @@ def scan(file, vocabulary, *, block_bytes=_BLOCK_BYTES, on_batch=None):
   Raises:
     TextError: as :func:`batches` does.
   """
-  num_tokens = num_unknown = 0
+  num_words = num_unknown = longest = on_line = 0
   line, examples = 1, {}
   for batch in batches(file, 2**16, block_bytes=block_bytes):
-    unknown = np.flatnonzero(vocabulary.encode(batch) < 0)
-    num_tokens += len(batch.tokens)
+    known = vocabulary.encode(batch) >= 0
+    breaks = map(str.count, batch.gaps, itertools.repeat('\n'))
+    lines = np.cumsum(np.fromiter(breaks, np.int64, len(known)))
+    unknown = np.flatnonzero(~known)
+    num_words += len(known)
     num_unknown += len(unknown)
-    _add_examples(examples, batch, unknown, line)
-    line += batch.text().count('\n')
+    for i in unknown:
+      if len(examples) == 10:
+        break
+      examples.setdefault(batch.tokens[i].lower(), line + int(lines[i]))
+    total = int(lines[-1]) if len(lines) else 0
+    counts = np.bincount(lines[known], minlength=total + 1)
+    counts[0] += on_line
+    longest = max(longest, int(counts.max()))
+    in_tail = batch.tail.count('\n')
+    on_line = 0 if in_tail else int(counts[-1])
+    line += total + in_tail
     if on_batch is not None:
       on_batch(batch.num_bytes)
-  return Scan(num_tokens, num_unknown, list(examples.items()))
+  return Scan(num_words, num_unknown, longest, list(examples.items()))
 
 
-def _add_examples(examples, batch, unknown, line):
-  for i in unknown:
-    if len(examples) == 10:
-      return
-    word = batch.tokens[i].lower()
-    if word not in examples:
-      examples[word] = line + ''.join(batch.gaps[:i + 1]).count('\n')
+class Pending(NamedTuple):
+  """A batch on its way through the device."""
+  batch: Batch
+  ids: np.ndarray  # [n] int32, -1 for unknown
+  words: Any  # device, [size] int32, or None
+  uniform: Any  # device, [size] int32, or None
+
+
+class Replacer(NamedTuple):
+  """Replaces words through a mechanism, batch by batch.
+
+  Word i of a text uses keys folded with i, an unknown one under a purpose of
+  its own: batches and the fate of unknown words leave the other words alone.
+  """
+  mechanism: mechanisms.Mechanism
+  key: Any  # typed key, []
+  params: Any
+  vocabulary: Vocabulary
+  oov: str  # 'error', 'unk', 'uniform' or 'keep'
+  size: int  # words a device call
+
+  def send(self, batch, start):
+    """Starts a batch whose first word has the index `start`; does not wait."""
+    ids = self.vocabulary.encode(batch)
+    if not len(ids):
+      return Pending(batch, ids, None, None)
+    known = ids >= 0
+    if self.oov == 'error' and not known.all():
+      raise TextError('input: changed while it was read; start again')
+    padded = np.zeros(self.size, np.int32)
+    padded[:len(ids)] = np.where(known, ids, ids.max().clip(0))
+    words = self.mechanism.privatize(self.key, padded, self.params, start=start)
+    uniform = None
+    if self.oov == 'uniform' and not known.all():
+      uniform = _uniform_words(self.key, samplers.split_index(start), self.size,
+                               self.vocabulary.unknown_id)
+    return Pending(batch, ids, words, uniform)
+
+  def fetch(self, pending):
+    """Waits; returns ids to write: -1 keeps a word, V writes ``<unk>``."""
+    ids = pending.ids
+    if not len(ids):
+      return ids
+    words = np.asarray(pending.words)[:len(ids)]
+    instead = {'unk': self.vocabulary.unknown_id}.get(self.oov, -1)
+    if pending.uniform is not None:
+      instead = np.asarray(pending.uniform)[:len(ids)]
+    return np.where(ids >= 0, words, instead)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _uniform_words(key, start, size, num_words):
+  keys = samplers.element_keys(key, samplers.UNKNOWN, start, size)
+  return jax.vmap(lambda k: jax.random.randint(
+      k, (), 0, num_words, jnp.int32))(keys)

@@ -169,7 +169,7 @@ def empirical_bernstein(
 
   cut to [0, 1], with :math:`V` the sample variance and :math:`\alpha'` the
   significance of one end. At ``significance=0.05`` it is the wider of the two
-  below 58 trials or above a variance of 0.21; choose between them before
+  below 59 trials or above a variance of 0.21; choose between them before
   seeing the data, or split ``significance``.
 
   Guarantee: misses the true expectation with probability at most

@@ -87,7 +87,8 @@ def measure(key, mechanism, ids, params, *, num_runs, chunk_size=_CHUNK_SIZE):
 
   Args:
     key: typed key; consumed.
-    mechanism: has ``privatize(key, ids, params, start=0)``, jittable.
+    mechanism: has ``privatize(key, ids, params, start=0)``. It is called as
+      it is, so that it may refuse ids; jit it unless it does so itself.
     ids: i32 [B], word positions in the table.
     params: what the mechanism's ``calibrate`` returned.
     num_runs: draws a word, >= 1.
@@ -99,7 +100,8 @@ def measure(key, mechanism, ids, params, *, num_runs, chunk_size=_CHUNK_SIZE):
     (Efron and Stein, 1981) and needs only the number of words seen once.
 
   Raises:
-    ValueError: ``num_runs`` or ``chunk_size`` below 1, or ``ids`` not [B].
+    ValueError: ``num_runs`` or ``chunk_size`` below 1, ``ids`` not [B], or
+      ids that the mechanism refuses.
 
   References: Xu et al. (2020), section 6.1, with 1,000 runs.
   """
@@ -108,7 +110,7 @@ def measure(key, mechanism, ids, params, *, num_runs, chunk_size=_CHUNK_SIZE):
   ids = _flat_ids(ids)
   # A release under the same root key must not share this noise.
   key = jax.random.fold_in(key, samplers.MEASURE)
-  privatize, params = jax.jit(mechanism.privatize), _on_device(params)
+  params = _on_device(params)
   # Whole words reach the counter; draws reach the device in chunk_size lots.
   chunk_size = min(chunk_size, ids.size * num_runs)
   num_words = max(1, chunk_size // num_runs)
@@ -116,7 +118,8 @@ def measure(key, mechanism, ids, params, *, num_runs, chunk_size=_CHUNK_SIZE):
   for low in range(0, ids.size, num_words):
     block = ids[low:low + num_words]
     draws = _draw(
-        key, privatize, block, params, low * num_runs, num_runs, chunk_size
+        key, mechanism.privatize, block, params, low * num_runs, num_runs,
+        chunk_size
     )
     counts.append(_count(block, draws))
   unchanged, support, singletons = (

@@ -394,9 +394,11 @@ def _k_nearest_block(table, scaled, k, width, queries, valid):
   _, group = lax.top_k(-jnp.min(groups, axis=-1), num_groups)
   low = jnp.take_along_axis(groups, group[:, :, None], axis=1)
   ids = group[:, :, None] * _GROUP + jnp.arange(_GROUP)[None, None, :]
-  negative, index = lax.top_k(-low.reshape(low.shape[0], -1), width + 1)
-  ids = jnp.take_along_axis(ids.reshape(low.shape[0], -1), index, axis=-1)
-  ids, rest, low = ids[:, :width], -negative[:, width], -negative[:, :width]
+  low, ids = low.reshape(low.shape[0], -1), ids.reshape(low.shape[0], -1)
+  # Without the barrier XLA turns a top_k that is sliced again into a sort.
+  negative, index = lax.optimization_barrier(lax.top_k(-low, width + 1))
+  ids = jnp.take_along_axis(ids, index[:, :width], axis=-1)
+  low, rest = -negative[:, :width], -negative[:, width]
 
   high = low + 2 * _error(block, table.half[ids], table.norm[ids])
   certified = rest > lax.sort(high)[:, k - 1]

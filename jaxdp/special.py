@@ -170,15 +170,16 @@ def _lambertw_jvp(branch, primals, tangents):
   dx, = tangents
   w = _lambertw(x, branch)
   if branch == -1:
-    # Two divisions: the product of the divisors underflows for the smallest x.
-    return w, dx / (1. + 1. / w) / -jnp.abs(x)
+    # Four times x, or the product would be subnormal for the smallest x. (Two
+    # divisions do not help: XLA joins them into one by the product.)
+    return w, 4. * (dx / ((1. + 1. / w) * (-4. * jnp.abs(x))))
   # exp(W) = x / W: the first form is finite at 0, the second keeps the digits
   # of a large W. Inputs are made harmless where the other form is chosen, or
   # the second derivative would be NaN.
   small = jnp.abs(x) < 1.
   w_small, w_large = jnp.where(small, w, 0.), jnp.where(small, 1., w)
   slope_small = jnp.exp(-w_small) / (1. + w_small)
-  slope_large = 1. / (1. + 1. / w_large) / jnp.where(small, 1., x)
+  slope_large = 1. / ((1. + 1. / w_large) * jnp.where(small, 1., x))
   return w, dx * jnp.where(small, slope_small, slope_large)
 
 

@@ -35,6 +35,7 @@ class Params(NamedTuple):
   guarantee: Any = None
 
 
+@jax.jit
 def _draw_law(key, ids, params, start=0):
   keys = samplers.element_keys(key, samplers.OUTCOME, start, ids.size)
   uniform = jax.vmap(jax.random.uniform)(keys)
@@ -194,6 +195,7 @@ class MeasureTest(parameterized.TestCase):
   def test_another_epsilon_does_not_compile_again(self):
     traces = []
 
+    @jax.jit
     def privatize(key, ids, params, start=0):
       traces.append(None)
       return _draw_law(key, ids, params, start)
@@ -201,8 +203,7 @@ class MeasureTest(parameterized.TestCase):
     mechanism = SimpleNamespace(privatize=privatize)
     for epsilon in (1., 2., 3.):
       guarantee = guarantees.Guarantee(
-          epsilon=epsilon, status='none' if math.isinf(epsilon) else 'claimed',
-          source='toy',
+          epsilon=epsilon, status='claimed', source='toy'
       )
       deniability.measure(
           jax.random.key(0), mechanism, np.arange(5),
@@ -218,6 +219,15 @@ class MeasureTest(parameterized.TestCase):
         jax.random.key(9), TOY, ids[:1], PARAMS, num_runs=num_runs
     )
     self.assertNotEqual(rows.unchanged[0], (released == 3).mean())
+
+  def test_ids_outside_the_table_are_refused_and_not_clamped(self):
+    table = embeddings.EmbeddingTable(('a', 'b'), np.float32([[0.], [1.]]))
+    mechanism = mechanisms.get('santext')
+    params = mechanism.calibrate(table, epsilon=1.)
+    with self.assertRaisesRegex(ValueError, 'ids holds 2'):
+      deniability.measure(
+          jax.random.key(0), mechanism, np.int32([0, 2]), params, num_runs=4
+      )
 
   @parameterized.parameters(
       (dict(num_runs=0), 'num_runs=0 must be at least 1'),

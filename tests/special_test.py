@@ -1,7 +1,6 @@
 """Lambert W and log-space pieces against mpmath at 50 digits."""
 
 import functools
-import inspect
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -111,9 +110,10 @@ class LambertWValueTest(parameterized.TestCase):
     self.assertEqual(got.dtype, dtype)
     self.assertLessEqual(_ulps(got, high, low).max(), _MAX_ULP)
 
-  @pytest.mark.slow
+  # The mark goes below: above, it would stay on the decorator's iterator.
   @parameterized.product(
       branch=(0, -1), dtype=(np.float32, np.float64), spacing=tuple(_SPACINGS))
+  @pytest.mark.slow
   def test_is_within_four_ulp_at_ten_thousand_points(
       self, branch, dtype, spacing):
     x, high, low = _points_and_reference(spacing, branch, dtype, 10_000)
@@ -124,13 +124,14 @@ class LambertWValueTest(parameterized.TestCase):
   @_BRANCHES
   def test_a_one_part_constant_would_not_pass(self, branch, dtype):
     x, high, low = _points_and_reference('gap', branch, dtype, 500)
+    near = x < -0.3678
+    self.assertGreater(near.sum(), 10)
+    x, high, low = x[near], high[near], low[near]
     with jax.enable_x64(dtype == np.float64):
       shifted = x - _nearest_branch_point(dtype)
       p = np.sqrt(dtype(2. * np.e) * shifted) * dtype(1 if branch == 0 else -1)
       naive = np.asarray(special._branch_series(jnp.asarray(p)))
-    near = np.abs(p) < 0.01
-    self.assertGreater(near.sum(), 20)
-    self.assertGreater(_ulps(naive, high, low)[near].max(), 100.)
+    self.assertGreater(_ulps(naive, high, low).max(), 100.)
 
   @_BRANCHES
   def test_the_floats_around_the_branch_point(self, branch, dtype):
@@ -301,14 +302,10 @@ class LambertWArgumentsTest(parameterized.TestCase):
 class BranchSeriesTest(absltest.TestCase):
 
   def test_coefficients_are_those_of_the_paper(self):
-    # Corless et al. (1996), eq. (4.22), continued by mpmath's own series.
+    # Corless et al. (1996), eq. (4.22).
     self.assertEqual(
         special._branch_coefficients(6),
         (-1., 1., -1. / 3., 11. / 72., -43. / 540., 769. / 17280.))
-
-  def test_nothing_is_computed_at_import(self):
-    source = inspect.getsource(special)
-    self.assertIn('@functools.cache\ndef _branch_coefficients', source)
 
   def test_the_two_parts_make_one_over_e(self):
     for dtype, (high, low) in special._INV_E.items():

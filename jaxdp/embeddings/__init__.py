@@ -18,19 +18,18 @@ file formats.
   ValueError: table: row 1 ('b') has the same vector as row 0 ('a'); ...
 """
 
-from jaxdp.embeddings.readers import FORMATS
-from jaxdp.embeddings.readers import load
-from jaxdp.embeddings.readers import load_kumo
-from jaxdp.embeddings.readers import load_wink
-from jaxdp.embeddings.tables import digest
-from jaxdp.embeddings.tables import drop_duplicates
-from jaxdp.embeddings.tables import EmbeddingTable
-from jaxdp.embeddings.tables import make_table
-from jaxdp.embeddings.tables import normalize
-from jaxdp.embeddings.tables import save
-from jaxdp.embeddings.tables import subset
-from jaxdp.embeddings.tables import validate
-from jaxdp.embeddings.tables import word_ids
+from jaxdp.embeddings.readers import FORMATS, load, load_kumo, load_wink
+from jaxdp.embeddings.tables import (
+    EmbeddingTable,
+    digest,
+    drop_duplicates,
+    make_table,
+    normalize,
+    save,
+    subset,
+    validate,
+    word_ids,
+)
 
 __all__ = (
     'FORMATS', 'EmbeddingTable', 'digest', 'drop_duplicates', 'load',

@@ -29,8 +29,7 @@ import zlib
 
 import numpy as np
 
-from jaxdp.embeddings.tables import assemble
-from jaxdp.embeddings.tables import make_table
+from jaxdp.embeddings.tables import assemble, make_table
 
 FORMATS = ('auto', 'glove', 'word2vec', 'word2vec_binary', 'fasttext', 'npz')
 
@@ -263,7 +262,8 @@ def _decode(code, encoding, path, where, offset):
   except UnicodeDecodeError as error:
     raise ValueError(
         f'{path}, {where}: byte {offset + error.start} is not {encoding} '
-        f"({error.reason}); pass the file's encoding, e.g. 'latin-1'") from error
+        f"({error.reason}); pass the file's encoding, e.g. 'latin-1'"
+    ) from error
 
 
 def _read_text(path, stream, has_header, limit, encoding):
@@ -443,5 +443,5 @@ def _read_vocabulary(path, encoding):
       with open(choice, 'rb') as stream:
         text = _decode(stream.read(), encoding, choice, 'words', 0)
       return text.replace('\r\n', '\n').removesuffix('\n').split('\n')
-  raise ValueError(f'{path} holds no words; add an array named words, or one of '
-                   f'{choices} beside it')
+  raise ValueError(f'{path} holds no words; add an array named words, or one '
+                   f'of {choices} beside it')

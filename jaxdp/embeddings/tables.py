@@ -215,12 +215,13 @@ def assemble(words, vectors, source, where, duplicates):
     raise ValueError(f"duplicates={duplicates!r} must be 'error' or 'first'")
   if not words:
     raise ValueError(f'{source}: no words; a table needs at least one')
-  if vectors.ndim != 2 or vectors.shape[1] < 1 or vectors.dtype.kind not in 'fiu':
+  if (vectors.ndim != 2 or vectors.shape[1] < 1
+      or vectors.dtype.kind not in 'fiu'):
     raise ValueError(f'{source}: vectors of shape {vectors.shape} and dtype '
                      f'{vectors.dtype} must be [V, D] real numbers, D >= 1')
   if len(words) != len(vectors):
-    raise ValueError(f'{source}: {len(words)} words and {len(vectors)} vectors; '
-                     'there must be one vector a word')
+    raise ValueError(f'{source}: {len(words)} words and {len(vectors)} '
+                     'vectors; there must be one vector a word')
   for row, word in enumerate(words):
     if not isinstance(word, str) or not word:
       raise ValueError(f'{source}: {where(row)}: word {word!r} must be a '

@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxdp import embeddings
 from jaxdp import guarantees
-from jaxdp import neighbors
 
 RELATION = ('texts of equal length; distance is the sum of the distances of '
             'the words at each position')
@@ -75,11 +74,6 @@ def float32_at_least(value):
   if float(rounded) < value:
     rounded = np.nextafter(rounded, np.float32(np.inf))
   return rounded
-
-
-def distance_range(vectors):
-  """Returns (minimum over distinct words, diameter), float64, exact."""
-  return neighbors.distance_range(vectors)
 
 
 def l2_distances(ids, vectors):

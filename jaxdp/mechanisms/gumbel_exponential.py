@@ -50,7 +50,7 @@ class Params(NamedTuple):
 
 
 def calibrate(table, *, epsilon, num_candidates='poisson',
-              max_candidates=None):
+              max_candidates=None, geometry=None):
   """Calibrates the provable variant.
 
   Args:
@@ -60,6 +60,8 @@ def calibrate(table, *, epsilon, num_candidates='poisson',
     num_candidates: ``'poisson'`` or ``'all'``.
     max_candidates: columns of the neighbour table, ``'poisson'`` only; None
       for the smallest whose rerouted mass is under 1e-9.
+    geometry: what ``candidates.geometry(table)`` measured, to calibrate many
+      budgets on one table, ``'poisson'`` only; None to measure it here.
 
   Returns:
     Params; its guarantee is *proved* for real arithmetic.
@@ -70,17 +72,18 @@ def calibrate(table, *, epsilon, num_candidates='poisson',
   epsilon = calibration.check_epsilon(epsilon)
   vectors = calibration.check_table(table)
   if num_candidates == 'all':
-    if max_candidates is not None:
-      raise ValueError(f'max_candidates={max_candidates!r} has no meaning with '
-                       "num_candidates='all'; leave it None")
+    if max_candidates is not None or geometry is not None:
+      raise ValueError('max_candidates and geometry have no meaning with '
+                       "num_candidates='all'; leave them None")
     return _whole_vocabulary(vectors, epsilon)
   if num_candidates != 'poisson':
     raise ValueError(f"num_candidates={num_candidates!r} must be 'poisson' or "
                      "'all'")
-  k_max = candidates.check_max_candidates(max_candidates, len(vectors))
-  rate = calibration.float32_at_most(_poisson_rate(vectors, epsilon))
-  ids, distance = candidates.neighbor_table(vectors, k_max)
-  pmf = candidates.count_probabilities(len(vectors), k_max)
+  geometry = candidates.check_geometry(geometry, table, max_candidates)
+  rate = calibration.float32_at_most(
+      _poisson_rate(len(vectors), geometry.minimum, epsilon))
+  ids, distance = geometry.neighbor_ids, geometry.neighbor_distances
+  pmf = candidates.count_probabilities(len(vectors), ids.shape[1])
   blocks = [samplers.thresholds(_near_probabilities(
       distance[i:i + _BLOCK], pmf, float(rate)))
             for i in range(0, len(vectors), _BLOCK)]
@@ -105,14 +108,13 @@ def _guarantee(epsilon, form):
       conditions=calibration.REAL_CONDITIONS)
 
 
-def _poisson_rate(vectors, epsilon):
+def _poisson_rate(num_words, minimum, epsilon):
   """1 / b = epsilon - 2 ln V / Delta_0, checked to be positive."""
-  minimum, _ = calibration.distance_range(vectors)
-  bound = 2 * math.log(len(vectors)) / minimum
+  bound = 2 * math.log(num_words) / minimum
   if not epsilon > bound:
     raise ValueError(
         f'epsilon={epsilon} must be above 2 ln V / minimum distance = {bound:.6g}'
-        f' (V={len(vectors)}, minimum distance {minimum:.6g}) for '
+        f' (V={num_words}, minimum distance {minimum:.6g}) for '
         "num_candidates='poisson'; raise it or use num_candidates='all'")
   return epsilon - bound
 

@@ -49,7 +49,8 @@ class Params(NamedTuple):
   guarantee: guarantees.Guarantee
 
 
-def calibrate(table, *, epsilon, noise='truncated', max_candidates=None):
+def calibrate(table, *, epsilon, noise='truncated', max_candidates=None,
+              geometry=None):
   """Calibrates the published mechanism.
 
   Args:
@@ -60,6 +61,8 @@ def calibrate(table, *, epsilon, noise='truncated', max_candidates=None):
       ``'untruncated'`` (the proof).
     max_candidates: columns of the neighbour table; None for the smallest whose
       rerouted mass is under 1e-9.
+    geometry: what ``candidates.geometry(table)`` measured, to calibrate many
+      budgets on one table; None to measure it here.
 
   Returns:
     Params; its guarantee is *claimed*.
@@ -73,18 +76,19 @@ def calibrate(table, *, epsilon, noise='truncated', max_candidates=None):
   epsilon = calibration.check_epsilon(epsilon)
   vectors = calibration.check_table(table)
   num_words = len(vectors)
-  k_max = candidates.check_max_candidates(max_candidates, num_words)
-  minimum, diameter = calibration.distance_range(vectors)
-  scale = truncated_gumbel_law.paper_scale(epsilon, num_words, diameter, minimum)
-  neighbor_ids, neighbor_distances = candidates.neighbor_table(vectors, k_max)
+  geometry = candidates.check_geometry(geometry, table, max_candidates)
+  k_max = geometry.neighbor_ids.shape[1]
+  scale = truncated_gumbel_law.paper_scale(
+      epsilon, num_words, geometry.diameter, geometry.minimum)
   guarantee = guarantees.Guarantee(
       epsilon=epsilon, delta=0., metric='l2', unit='per unit distance',
       relation=calibration.RELATION, status='claimed',
       source=f'Xu et al. (2020), Theorem 1, {noise} noise',
       conditions=calibration.REAL_CONDITIONS)
-  limit, none = np.float32(diameter), np.float32(np.inf)
+  limit, none = np.float32(geometry.diameter), np.float32(np.inf)
   return Params(
-      vectors, neighbor_ids, neighbor_distances.astype(np.float32),
+      vectors, geometry.neighbor_ids,
+      geometry.neighbor_distances.astype(np.float32),
       samplers.thresholds(candidates.count_probabilities(num_words, k_max)),
       np.float32(scale), limit if noise == 'truncated' else none,
       limit if noise == 'clipped' else none, guarantee)
@@ -171,17 +175,31 @@ def log_prob(ids, params):
   Raises:
     ValueError: more than 2,000 words; the message names the Monte-Carlo route.
   """
-  num_words = params.vectors.shape[0]
+  num_words, k_max = params.neighbor_ids.shape
   calibration.check_ids(ids, num_words)
-  truncated_gumbel_law.check_num_words(num_words)
-  finite = [name for name, limit in zip(NOISES, (params.bound, params.clip))
-            if math.isfinite(limit)]
-  k_max = params.neighbor_ids.shape[1]
+  if num_words > truncated_gumbel_law.MAX_WORDS:
+    raise ValueError(
+        f'log_prob is computed up to {truncated_gumbel_law.MAX_WORDS} words and '
+        f'the table has {num_words}; estimate it with '
+        'jaxdp.deniability.measure')
+  noise, bound = _reading(params)
+  pmf = np.zeros(num_words)
+  near = candidates.count_probabilities(num_words, k_max)
+  pmf[:k_max] = near[:-1]
+  pmf[-1] += near[-1]
+  with np.errstate(divide='ignore'):
+    log_pmf = np.log(pmf)
   return truncated_gumbel_law.log_prob(
-      distances(ids, params), scale=float(params.scale),
-      bound=float(min(params.bound, params.clip)),
-      noise=finite[0] if finite else 'untruncated',
-      count_probabilities=candidates.count_probabilities(num_words, k_max))
+      distances(ids, params), scale=float(params.scale), bound=bound,
+      noise=noise, log_pmf=log_pmf)
+
+
+def _reading(params):
+  """Which reading of the noise params describe, and its limit."""
+  for noise, limit in zip(NOISES, (params.bound, params.clip)):
+    if math.isfinite(limit):
+      return noise, float(limit)
+  return 'untruncated', math.inf
 
 
 def distances(ids, params):

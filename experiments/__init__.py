@@ -1,0 +1,1 @@
+"""Experiments on real data: figures, tables and the binaries people run."""
