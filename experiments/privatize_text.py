@@ -246,8 +246,8 @@ def _card(config, table, mechanism, params, scan):
       unknown_policy=config.oov, releases=config.releases,
       public_table=declared, independent_vocabulary=declared,
       entropy_bits=None if seeded else _KEY_BITS, is_seeded=seeded,
-      key_storage=f'in {resume}, mode 0600, beside the output; deleted once the '
-      'output was complete (what a disk keeps of deleted files is not wiped)',
+      key_storage=f'in {resume}, mode 0600, beside the output; deleted once '
+      'the output was complete (what a disk keeps of deleted files stays)',
       **_distances(mechanism, params, len(table.words)))
   return card | {
       'distances_from': f'{_SAMPLE} words of the table at most, drawn with a '
@@ -360,7 +360,8 @@ def define_flags():
                        lower_bound=1)
 
 
-def _parse_setting(text):
+def parse_setting(text):
+  """Returns the (name, value) of ``name=value``; the value may be JSON."""
   name, equals, value = text.partition('=')
   if not (name and equals):
     raise ValueError(f'setting={text!r} must read name=value')
@@ -377,7 +378,7 @@ def main(argv):
   values = {f.name: flags.FLAGS[f.name].value
             for f in dataclasses.fields(Config) if f.name != 'settings'}
   try:
-    settings = tuple(map(_parse_setting, flags.FLAGS.setting))
+    settings = tuple(map(parse_setting, flags.FLAGS.setting))
     privatize_file(Config(settings=settings, **values),
                    batch_size=flags.FLAGS.batch_size)
   except KeyboardInterrupt:

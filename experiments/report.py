@@ -1,4 +1,4 @@
-"""The report of a set of experiments: one HTML file that reads their rows. Host.
+"""The report of a set of experiments: one HTML file made of their rows. Host.
 
 ``DIR/report.html`` needs no network and no script: images are inlined, tables
 scroll inside their box, the width of a telephone is enough. Every number,
@@ -16,7 +16,7 @@ import base64
 import html
 import math
 import os
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 from experiments import records
 
@@ -29,8 +29,8 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem;
        max-width: 66rem; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; line-height: 1.2; } h2 { margin-top: 2.5rem;
      border-top: 2px solid var(--line); padding-top: 1rem; }
-img { max-width: 100%; height: auto; background: #fff; }
-figure { margin: 1rem 0; }
+img { max-width: 100%; min-width: 34rem; height: auto; background: #fff; }
+figure { margin: 1rem 0; overflow-x: auto; }
 blockquote { margin: .5rem 0; padding-left: .8rem;
              border-left: 3px solid var(--line); }
 .box { overflow-x: auto; margin: .8rem 0; }
@@ -39,7 +39,8 @@ th, td { border: 1px solid var(--line); padding: .25rem .5rem;
          text-align: left; vertical-align: top; overflow-wrap: normal; }
 td.number { text-align: right; white-space: nowrap;
             font-variant-numeric: tabular-nums; }
-td.text { min-width: 16rem; }
+td.text { min-width: 8rem; overflow-wrap: break-word; }
+td b { white-space: nowrap; }
 th { background: var(--soft); }
 .small { font-size: .85rem; opacity: .8; }
 .failed { border: 2px solid; padding: .5rem; }
@@ -60,7 +61,7 @@ class Section(NamedTuple):
   directory: str  # of its rows, below the report's
   title: str
   figures: tuple[Figure, ...]
-  findings: Callable[[list[dict[str, Any]]], list[str]]
+  findings: Callable[[list], list[str]]
 
 
 def guarantee_fields(guarantee):
@@ -140,22 +141,24 @@ def _summary(sections, runs, loaded):
 
 
 def _claims(rows, audits):
-  """Every audit, then every mechanism in the rows that has none."""
-  lines = [_claim_line(row) for row in audits]
+  """Every audit, worst first, then every mechanism in the rows without one."""
+  audits = sorted(audits, key=lambda row: -row['ratio'])
   audited = {row['mechanism'] for row in audits}
   others = {row['mechanism']: row for row in rows
             if 'status' in row and row['mechanism'] not in audited}
-  lines += [_claim_line(row) for row in others.values()]
+  lines = [_claim_line(row) for row in [*audits, *others.values()]]
   return '<h2 id="claims">Claims and audits</h2>' + _table(
-      ['mechanism', 'table', 'claimed epsilon', 'status', 'source', 'measured',
-       'how', 'measured / claimed', 'verdict', 'witness w, w\', u'], lines)
+      ['mechanism', 'table', 'claimed epsilon', 'status', 'measured', 'how',
+       'measured / claimed', 'verdict', 'source of the claim',
+       'witness w, w\', u'], lines)
 
 
 def _claim_line(row):
   return [_text(_mechanism(row)), _text(row.get('table', '')),
-          row['claimed_epsilon'], _bold(row['status']), _text(row['source']),
-          row.get('measured', _NOT_MEASURED), _text(row.get('measured_kind', '')),
-          row.get('ratio', ''), _bold(row.get('verdict', _NOT_MEASURED)),
+          row['claimed_epsilon'], _bold(row['status']),
+          row.get('measured', _NOT_MEASURED),
+          _text(row.get('measured_kind', '')), row.get('ratio', ''),
+          _bold(row.get('verdict', _NOT_MEASURED)), _text(row['source']),
           _text(', '.join(row.get('witness', ())))]
 
 
@@ -189,7 +192,8 @@ def _section(out, section, runs, provenance, rows, audits):
   parts += [_figure(out, section, figure, rows, audits)
             for figure in section.figures] if rows else []
   if rows:
-    found = ''.join(f'<li>{_text(line)}</li>' for line in section.findings(rows))
+    found = ''.join(f'<li>{_text(line)}</li>'
+                    for line in section.findings(rows))
     parts.append(f'<h3>Ours</h3><ul>{found}</ul>')
   parts.append(_provenance(out, section, provenance))
   return ''.join(parts)
@@ -239,13 +243,15 @@ def _provenance(out, section, provenance):
                  f'{provenance["num_devices"]} x {provenance["device_kind"]}',
       'versions': versions, 'commit': provenance['git_commit'],
       'time': provenance['time'],
-      'resumed': ', '.join(run['time'] for run in provenance.get('resumed', ())),
-      'config': ', '.join(f'{k}={v}' for k, v in provenance['config'].items())}
+      'resumed': ', '.join(
+          run['time'] for run in provenance.get('resumed', ())),
+      'config': ', '.join(
+          f'{k}={v}' for k, v in provenance['config'].items())}
   lines = ''.join(f'<li>{k}: {_text(v)}</li>' for k, v in facts.items() if v)
   return (f'<p>Rows: {" ".join(links)}</p>'
-          f'<details class="small"><summary>Provenance: {_text(facts["time"])}, '
-          f'commit {_text(facts["commit"][:12])}</summary><ul>{lines}</ul>'
-          '</details>')
+          '<details class="small"><summary>Provenance: '
+          f'{_text(facts["time"])}, commit {_text(facts["commit"][:12])}'
+          f'</summary><ul>{lines}</ul></details>')
 
 
 # --- Pieces

@@ -72,7 +72,8 @@ def batches(file, size, *, offset=0, block_bytes=_BLOCK_BYTES):
     file: binary file, seekable.
     size: words in a batch; the last one, or one of very long words, has fewer.
     offset: byte to begin at, the end of an earlier batch.
-    block_bytes: bytes read at once; does not show in the words.
+    block_bytes: bytes read at once, at most `MAX_BATCH`; does not show in the
+      batches.
 
   Raises:
     TextError: the text is not UTF-8, or a word is longer than `MAX_WORD`

@@ -36,7 +36,7 @@ References:
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
+import numpy.typing as npt
 import scipy.special
 
 _SIDES = ('two-sided', 'lower', 'upper')
@@ -46,8 +46,8 @@ _MAX_COUNT = 2.**53
 
 
 def clopper_pearson(
-    successes: ArrayLike,
-    trials: ArrayLike,
+    successes: npt.ArrayLike,
+    trials: npt.ArrayLike,
     *,
     significance: float,
     side: str = 'two-sided',
@@ -110,8 +110,8 @@ def clopper_pearson(
 
 
 def hoeffding(
-    mean: ArrayLike,
-    trials: ArrayLike,
+    mean: npt.ArrayLike,
+    trials: npt.ArrayLike,
     *,
     significance: float,
     side: str = 'two-sided',
@@ -154,9 +154,9 @@ def hoeffding(
 
 
 def empirical_bernstein(
-    mean: ArrayLike,
-    variance: ArrayLike,
-    trials: ArrayLike,
+    mean: npt.ArrayLike,
+    variance: npt.ArrayLike,
+    trials: npt.ArrayLike,
     *,
     significance: float,
     side: str = 'two-sided',

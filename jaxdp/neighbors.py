@@ -1,4 +1,4 @@
-r"""Exact nearest neighbours on plain arrays: the hot kernel of every word mechanism.
+r"""Exact nearest neighbours on plain arrays: the hot kernel.
 
 ``nearest`` and ``k_nearest`` run on the device and may be called under
 ``jax.jit``; ``distance_range`` runs on the host. Tiling and sharding are hidden
@@ -17,9 +17,11 @@ decide:
 3. too many survivors: float64 differences over the whole table, and
    double-double among those that float64 cannot separate.
 
-So near-duplicates, huge norms and badly scaled tables cost time, never a wrong
-answer. Entries must be finite; those below 2^-126 in size count as zero, and
-distances beyond 3.4e38 are returned as infinity (the ids remain right).
+So near-duplicates, huge norms and badly scaled tables cost time, not a wrong
+answer. Range: entries are finite; subnormal ones (below 2^-126) count as zero
+where the device flushes them; a distance beyond 3.4e38 is returned as infinity,
+with the right id. Double-double is itself a rounded arithmetic: it holds ties
+exactly while the squares of a row's differences span at most 106 bits.
 
 Shape letters: ``B`` queries, ``V`` rows of the table, ``D`` dimensions, ``K``
 neighbours, ``T`` lanes of a tile.
@@ -42,13 +44,13 @@ import math
 from typing import NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 _NUM_CANDIDATES = 8  # lanes looked at closely for each query
 _SLACK = 8  # candidates of k_nearest beyond k
-_GROUP = 32  # columns of a group in k_nearest
+_GROUP = 16  # columns of a group in k_nearest
 _EXACT_TILE = 1024  # rows of the table in one step of the exhaustive path
 _BLOCK_BYTES = 2**26  # what one block of k_nearest may hold in each array
 _INT32_MAX = np.iinfo(np.int32).max
@@ -207,7 +209,7 @@ def _all_finite(array):
   return jnp.isfinite(array).all()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _search(mesh):
   """The compiled search: whole on one device, or queries split over a mesh."""
   if mesh is None:
@@ -336,7 +338,7 @@ def _nearest_block(table, lanes, queries, valid):
 
 
 def _scan_tiles(table, block, lanes):
-  """Least and second least lower bound of each lane, and the least one's row."""
+  """Two least lower bounds of each lane, and the row of the least."""
   num = table.vectors.shape[0]
   lanes = min(lanes, num)
   size = block.queries.shape[0]
@@ -355,7 +357,7 @@ def _scan_tiles(table, block, lanes):
     rows = jnp.where(low < best, start, rows)
     return (jnp.minimum(best, low), second, rows), None
 
-  infinite = jnp.full((size, lanes), jnp.inf)
+  infinite = jnp.full((size, lanes), jnp.inf, jnp.float32)
   rows = jnp.zeros((size, lanes), jnp.int32)
   (best, second, rows), _ = lax.scan(
       step, (infinite, infinite, rows),
@@ -393,7 +395,8 @@ def _k_nearest_block(table, scaled, k, width, queries, valid):
   num_groups = min(width + 1, groups.shape[1])
   _, group = lax.top_k(-jnp.min(groups, axis=-1), num_groups)
   low = jnp.take_along_axis(groups, group[:, :, None], axis=1)
-  ids = group[:, :, None] * _GROUP + jnp.arange(_GROUP)[None, None, :]
+  lane = jnp.arange(_GROUP, dtype=jnp.int32)
+  ids = group[:, :, None] * _GROUP + lane[None, None, :]
   low, ids = low.reshape(low.shape[0], -1), ids.reshape(low.shape[0], -1)
   # Without the barrier XLA turns a top_k that is sliced again into a sort.
   negative, index = lax.optimization_barrier(lax.top_k(-low, width + 1))
@@ -412,7 +415,9 @@ def _k_nearest_block(table, scaled, k, width, queries, valid):
                  valid & ~certified)
 
 
-# Steps 2 and 3: float64 and double-double, traced with 64-bit types on.
+# Steps 2 and 3: float64 and double-double, traced with 64-bit types on. There
+# integers are 32-bit by name: a cached jnp function (argmax, nonzero) that was
+# traced to int64 does not lower outside.
 
 
 def _finish(vectors, queries, found, ids, live, settle, exhaust):
@@ -420,27 +425,24 @@ def _finish(vectors, queries, found, ids, live, settle, exhaust):
   k = found.shape[1]
   counts = _Counts(jnp.sum(settle, dtype=jnp.int32),
                    jnp.sum(exhaust, dtype=jnp.int32))
+  index = jnp.arange(len(settle), dtype=jnp.int32)
 
-  def settled(row, found):
-    return found.at[row].set(
-        _rank(queries[row], vectors, ids[row], live[row], k))
-
-  def exhausted(row, found):
-    return found.at[row].set(_exhaustive(queries[row], vectors, k))
+  # One row a turn: a vmapped cond would run the slow branch for every row.
+  def redo(carry):
+    found, left = carry
+    row = jnp.min(jnp.where(left, index, _INT32_MAX))
+    again = lax.cond(
+        exhaust[row],
+        lambda: _exhaustive(queries[row], vectors, k),
+        lambda: _rank(queries[row], vectors, ids[row], live[row], k))
+    return found.at[row].set(again), left & (index != row)
 
   with jax.enable_x64(True):
-    found = _for_each(settle, settled, found)
-    found = _for_each(exhaust, exhausted, found)
+    found, _ = lax.while_loop(
+        lambda carry: jnp.any(carry[1]), redo, (found, settle | exhaust))
     sq_distances = _sq_distances(queries[:, None, :], vectors[found])
     distances = jnp.sqrt(sq_distances).astype(jnp.float32)
   return found, distances, counts
-
-
-def _for_each(mask, body, found):
-  # Compacted: a vmapped cond would run the slow branch for every row.
-  rows = jnp.nonzero(mask, size=mask.shape[0], fill_value=0)[0]
-  return lax.fori_loop(
-      0, jnp.sum(mask), lambda i, found: body(rows[i], found), found)
 
 
 def _rank(query, vectors, ids, live, k):
@@ -452,7 +454,7 @@ def _exhaustive(query, vectors, k):
   """The k nearest of all rows, by float64 and, where close, double-double."""
   num, dim = vectors.shape
   size = min(_EXACT_TILE, num)
-  num_tiles = -(-num // size)
+  num_tiles = np.int32(-(-num // size))
 
   def tile(index):
     start = jnp.minimum(index * size, num - size)

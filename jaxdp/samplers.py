@@ -1,4 +1,4 @@
-r"""Key-first draws, key purposes and secure keys. Device code, pure and jittable.
+r"""Key-first draws, key purposes and secure keys. Device, pure, jittable.
 
 Every sampler takes ``key, shape, dtype, *, settings`` as ``jax.random`` does
 and consumes its key. Logs are taken where they keep relative precision in
@@ -39,6 +39,8 @@ OUTCOME = 5  # one draw from a closed-form law
 UNKNOWN = 6  # replacement of words that no table holds
 MEASURE = 7  # repeated runs of plausible deniability
 SUBSAMPLE = 8  # which words a measurement looks at
+
+_TILE = 1024  # elements drawn at once
 
 PURPOSES = {
     'NUM_CANDIDATES': NUM_CANDIDATES,
@@ -95,7 +97,8 @@ def split_index(index):
   if index.shape == ():
     return jnp.stack([jnp.uint32(0), index.astype(jnp.uint32)])
   if index.shape != (2,):
-    raise ValueError(f'start has shape {index.shape}; pass an int or uint32 [2]')
+    raise ValueError(f'start has shape {index.shape}; pass an int or a uint32 '
+                     'array of shape (2,)')
   return index.astype(jnp.uint32)
 
 
@@ -133,6 +136,20 @@ def _fold_halves(data, high, lows, carried):
   chosen = jnp.where(carried[:, None], bases[1][None], bases[0][None])
   keys = jax.random.wrap_key_data(chosen, impl='threefry2x32')
   return jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, lows))
+
+
+def map_elements(fun, *arrays):
+  """``jax.vmap(fun)`` over the leading axis, in tiles that stay in cache.
+
+  Drawing for a whole batch at once writes the random bits of every element to
+  memory and reads them again: three times the time on a CPU at 65,536 elements
+  of 80 words. The tile never shows in the result.
+
+  Args:
+    fun: a function of one element of each array.
+    *arrays: arrays or typed keys, ``[B, ...]``.
+  """
+  return jax.lax.map(lambda element: fun(*element), arrays, batch_size=_TILE)
 
 
 def laplace(key, shape=(), dtype=jnp.float32, *, scale):
@@ -242,24 +259,34 @@ def truncated_gumbel(key, shape=(), dtype=jnp.float32, *, scale, bound):
   scale = jnp.asarray(scale, dtype)
   bound = jnp.asarray(bound, dtype)
   ratio = bound / scale
-  span = 2 * jnp.sinh(ratio)  # e^{B/b} - e^{-B/b}
   upper, fraction = _two_sided_uniform(key, shape, dtype)
-  excess = _truncated_exponential(upper, fraction, span)
-  # For a wide noise E is near 1 and log E would lose the digits that differ.
-  narrow = bound - scale * jnp.log1p(jnp.exp(ratio) * excess)
-  wide = -scale * jnp.log(jnp.exp(-ratio) + excess)
-  noise = jnp.where(ratio <= 1, narrow, wide)
+  if ratio.ndim == 0:  # one branch runs, not both
+    noise = jax.lax.cond(ratio <= 1, _narrow_gumbel, _wide_gumbel,
+                         upper, fraction, scale, bound)
+  else:
+    noise = jnp.where(ratio <= 1,
+                      _narrow_gumbel(upper, fraction, scale, bound),
+                      _wide_gumbel(upper, fraction, scale, bound))
   return jnp.clip(noise, -bound, bound)
 
 
-def _truncated_exponential(upper, fraction, span):
-  """A standard exponential conditioned on [0, span], from a split uniform."""
+def _narrow_gumbel(upper, fraction, scale, bound):
+  """For B <= b, where E is near 1: log E itself would lose its digits."""
+  span = 2 * jnp.sinh(bound / scale)  # e^{B/b} - e^{-B/b}
+  u = jnp.where(upper, 1 - fraction / 2, fraction / 2)
+  excess = -jnp.log1p(jnp.expm1(-span) * u)
+  return bound - scale * jnp.log1p(jnp.exp(bound / scale) * excess)
+
+
+def _wide_gumbel(upper, fraction, scale, bound):
+  """For B > b, where both tails of E need their relative precision."""
+  ratio = bound / scale
+  span = 2 * jnp.sinh(ratio)
   mass = -jnp.expm1(-span)
   small = fraction / 2  # u below the middle, 1 - u above it
-  below = -jnp.log1p(-mass * small)
-  near_end = jnp.where(mass < 0.5, -jnp.log1p(-mass * (1 - small)),
-                       -jnp.log(mass * small + jnp.exp(-span)))
-  return jnp.where(upper, near_end, below)
+  excess = jnp.where(upper, -jnp.log(mass * small + jnp.exp(-span)),
+                     -jnp.log1p(-mass * small))
+  return -scale * jnp.log(jnp.exp(-ratio) + excess)
 
 
 def truncated_gumbel_argmin(key, values, *, scale, bound):

@@ -24,12 +24,12 @@ References:
     <https://cran.r-project.org/package=Rmpfr/vignettes/log1mexp-note.pdf>.
 """
 
-from fractions import Fraction
+import fractions
 import functools
 
 import jax
-from jax.typing import ArrayLike
 import jax.numpy as jnp
+import jax.typing
 import numpy as np
 
 # 1/e in two parts, the first the float nearest to it. In both formats the first
@@ -42,12 +42,12 @@ _INV_E = {
 # The branch series alone is used for p below the first number, where any
 # iteration loses digits because x hardly moves with W; up to the second it
 # starts the iteration.
-_SERIES_P = 0.5
+_SERIES_P = 0.6
 _SERIES_START_P = 0.8
-_SERIES_TERMS = {np.dtype('float32'): 16, np.dtype('float64'): 36}
+_SERIES_TERMS = {np.dtype('float32'): 20, np.dtype('float64'): 44}
 
 
-def lambertw(x: ArrayLike, branch: int = 0) -> jax.Array:
+def lambertw(x: jax.typing.ArrayLike, branch: int = 0) -> jax.Array:
   r"""The real Lambert W function: solves ``w * exp(w) == x`` for ``w``.
 
   Branch 0 is the solution ``w >= -1``, real for ``x >= -1/e``; branch -1 is the
@@ -103,7 +103,7 @@ def lambertw(x: ArrayLike, branch: int = 0) -> jax.Array:
   return _lambertw(_as_float(x, 'x'), int(branch))
 
 
-def log1mexp(x: ArrayLike) -> jax.Array:
+def log1mexp(x: jax.typing.ArrayLike) -> jax.Array:
   r"""Computes :math:`\log(1 - e^{-x})` for ``x >= 0`` without cancellation.
 
   The sign convention is that of ``jax.nn.log1mexp``, which does the work. So
@@ -129,7 +129,7 @@ def log1mexp(x: ArrayLike) -> jax.Array:
   return jax.nn.log1mexp(_as_float(x, 'x'))
 
 
-def _as_float(x: ArrayLike, name: str) -> jax.Array:
+def _as_float(x: jax.typing.ArrayLike, name: str) -> jax.Array:
   """Returns `x` as a float32 or float64 array, or refuses it."""
   x = jnp.asarray(x)
   if jnp.issubdtype(x.dtype, jnp.integer):
@@ -227,6 +227,7 @@ def _branch_series(p):
 @functools.cache
 def _branch_coefficients(num_terms: int) -> tuple[float, ...]:
   """Corless et al. (1996), eq. (4.23)-(4.24), in exact rationals."""
+  Fraction = fractions.Fraction
   mu, alpha = [Fraction(-1), Fraction(1)], [Fraction(2), Fraction(-1)]
   for k in range(2, num_terms):
     alpha.append(sum((mu[j] * mu[k + 1 - j] for j in range(2, k)), Fraction(0)))

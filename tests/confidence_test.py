@@ -88,14 +88,14 @@ class ClopperPearsonTest(parameterized.TestCase):
 
   def test_published_bounds_of_a_split_significance(self):
     # Votes of two classes of ten, each bound one-sided at 0.05 / 10.
-    settings = dict(significance=0.05 / 10)
+    significance = 0.05 / 10
     for n, k_top, k_next, low, high in (
         (2000, 2000, 0, .99735, .00265), (1000, 1000, 0, .99472, .00528),
         (300, 280, 15, .88726, .09183)):
       got_low, _ = confidence.clopper_pearson(
-          k_top, n, side='lower', **settings)
+          k_top, n, side='lower', significance=significance)
       _, got_high = confidence.clopper_pearson(
-          k_next, n, side='upper', **settings)
+          k_next, n, side='upper', significance=significance)
       self.assertAlmostEqual(got_low, low, delta=6e-6)
       self.assertAlmostEqual(got_high, high, delta=6e-6)
 

@@ -5,7 +5,7 @@ import os
 import warnings
 
 _FLAG = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
-# jaxlib 0.10.2 on CPU miscompiles one pattern; other versions abort on the flag.
+# jaxlib 0.10.2 on CPU miscompiles one pattern; others abort on the flag.
 if (importlib.metadata.version('jaxlib') == '0.10.2'
     and _FLAG not in os.environ.get('XLA_FLAGS', '')):
   os.environ['XLA_FLAGS'] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()

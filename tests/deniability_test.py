@@ -230,10 +230,10 @@ class MeasureTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(
-      (dict(num_runs=0), 'num_runs=0 must be at least 1'),
-      (dict(num_runs=5, chunk_size=0), 'chunk_size=0 must be at least 1'),
-      (dict(num_runs=5, ids=np.zeros((2, 2), np.int32)), 'must be \\[B\\]'),
-      (dict(num_runs=5, ids=np.zeros(0, np.int32)), 'must be \\[B\\]'),
+      ({'num_runs': 0}, 'num_runs=0 must be at least 1'),
+      ({'num_runs': 5, 'chunk_size': 0}, 'chunk_size=0 must be at least 1'),
+      ({'num_runs': 5, 'ids': np.zeros((2, 2), np.int32)}, 'must be \\[B\\]'),
+      ({'num_runs': 5, 'ids': np.zeros(0, np.int32)}, 'must be \\[B\\]'),
   )
   def test_bad_arguments_are_named(self, settings, message):
     ids = settings.pop('ids', np.arange(2))
@@ -381,12 +381,12 @@ class CalibrateEpsilonTest(parameterized.TestCase):
     self.assertAlmostEqual(result.epsilon, 4.)
 
   @parameterized.parameters(
-      (dict(quantile=.5), 'quantile=0.5'),
-      (dict(threshold=1.), 'threshold=1.0'),
-      (dict(epsilons=[0., 1.]), 'positive'),
-      (dict(epsilons=[np.nan, 1.]), 'positive'),
-      (dict(epsilons=[np.inf, np.inf]), 'no finite'),
-      (dict(epsilons=[1.]), '2 rows for 1 epsilons'),
+      ({'quantile': .5}, 'quantile=0.5'),
+      ({'threshold': 1.}, 'threshold=1.0'),
+      ({'epsilons': [0., 1.]}, 'positive'),
+      ({'epsilons': [np.nan, 1.]}, 'positive'),
+      ({'epsilons': [np.inf, np.inf]}, 'no finite'),
+      ({'epsilons': [1.]}, '2 rows for 1 epsilons'),
   )
   def test_bad_arguments_are_named(self, settings, message):
     epsilons = settings.pop('epsilons', [1., 2.])

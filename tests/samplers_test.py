@@ -78,7 +78,8 @@ class LawTest(parameterized.TestCase):
     self.assertGreater(len(upper), 0.99 * int(jnp.sum(ours > 9.)))
 
   def test_fractions_have_every_exponent_and_a_fair_side(self):
-    upper, fraction = samplers._two_sided_uniform(  # pylint: disable=protected-access
+    # pylint: disable-next=protected-access
+    upper, fraction = samplers._two_sided_uniform(
         jax.random.key(7), (4_000_000,), jnp.float32)
     exponent = -np.frexp(np.asarray(fraction))[1]
     counts = np.bincount(exponent, minlength=12)[:12]

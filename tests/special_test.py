@@ -52,7 +52,7 @@ _SPACINGS = {'magnitude': _points_by_magnitude, 'gap': _points_by_gap}
 
 @functools.cache
 def _points_and_reference(spacing, branch, dtype, num):
-  """The inputs and W of them, the latter as an unevaluated sum of two doubles."""
+  """The inputs and W of them, the latter as a sum of two doubles."""
   x = np.unique(_SPACINGS[spacing](branch, dtype, num))
   with mpmath.workdps(50):
     exact = [mpmath.lambertw(mpmath.mpf(float(v)), branch) for v in x]
@@ -188,6 +188,17 @@ class LambertWValueTest(parameterized.TestCase):
         rtol=16. * np.finfo(dtype).eps)
     self.assertTrue(
         np.isnan(_evaluate(_lambertw(-1), np.array([tiny], dtype), 'jit'))[0])
+
+  @parameterized.parameters(0, -1)
+  def test_every_float32_of_the_hardest_stretch_is_within_four_ulp(
+      self, branch):
+    # From the end of the series to the end of its use as a start; float64 is
+    # held to mpmath above and is exact at this scale.
+    first, last = np.array([0.24, 0.31], np.float32).view(np.int32)
+    x = -np.arange(first, last, dtype=np.int32).view(np.float32)
+    exact = _evaluate(_lambertw(branch), x.astype(np.float64), 'jit')
+    got = _evaluate(_lambertw(branch), x, 'jit')
+    self.assertLessEqual(_ulps(got, exact, 0.).max(), _MAX_ULP)
 
   def test_default_branch_is_the_upper_one(self):
     self.assertEqual(float(special.lambertw(-0.2)),

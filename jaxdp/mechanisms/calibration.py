@@ -68,14 +68,6 @@ def float32_at_most(value):
   return rounded
 
 
-def float32_at_least(value):
-  """The smallest float32 not below value: a scale rounded so epsilon holds."""
-  rounded = np.float32(value)
-  if float(rounded) < value:
-    rounded = np.nextafter(rounded, np.float32(np.inf))
-  return rounded
-
-
 def l2_distances(ids, vectors):
   """Returns Euclidean distances to every word, float64 [B, V], in blocks.
 

@@ -1,4 +1,4 @@
-r"""The law :math:`P(y \mid w) \propto e^{-\rho \min(d(w, y), c)}`, whole vocabulary.
+r"""The law :math:`P(y \mid w) \propto e^{-\rho \min(d(w, y), c)}`, all words.
 
 SanText, TEM and both forms of ``gumbel_exponential`` are this law. Device:
 :func:`draw` by inverse CDF in float64, one row of weights for each *distinct*
@@ -115,7 +115,8 @@ def _distances(row_ids, vectors):
   dots = jnp.matmul(rows, table.T, precision=jax.lax.Precision.HIGHEST)
   sq_norms = jnp.sum(table * table, axis=1)
   sq_distance = sq_norms[row_ids][:, None] + sq_norms[None] - 2 * dots
-  own = row_ids[:, None] == jnp.arange(table.shape[0], dtype=row_ids.dtype)[None]
+  columns = jnp.arange(table.shape[0], dtype=row_ids.dtype)
+  own = row_ids[:, None] == columns[None]
   return jnp.where(own, 0., jnp.sqrt(jnp.maximum(sq_distance, 0.)))
 
 

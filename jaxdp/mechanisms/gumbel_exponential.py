@@ -88,7 +88,7 @@ def calibrate(table, *, epsilon, num_candidates='poisson',
       distance[i:i + _BLOCK], pmf, float(rate)))
             for i in range(0, len(vectors), _BLOCK)]
   return Params(vectors, ids, np.concatenate(blocks), rate,
-                _guarantee(epsilon, 'K-mixture, epsilon = 1/b + 2 ln V/Delta_0'))
+                _guarantee(epsilon, 'K mixture, epsilon = 1/b + 2 ln V/d_min'))
 
 
 def _whole_vocabulary(vectors, epsilon):
@@ -113,8 +113,8 @@ def _poisson_rate(num_words, minimum, epsilon):
   bound = 2 * math.log(num_words) / minimum
   if not epsilon > bound:
     raise ValueError(
-        f'epsilon={epsilon} must be above 2 ln V / minimum distance = {bound:.6g}'
-        f' (V={num_words}, minimum distance {minimum:.6g}) for '
+        f'epsilon={epsilon} must be above 2 ln V / minimum distance = '
+        f'{bound:.6g} (V={num_words}, minimum distance {minimum:.6g}) for '
         "num_candidates='poisson'; raise it or use num_candidates='all'")
   return epsilon - bound
 
@@ -165,7 +165,8 @@ def _privatize(key, ids, params, start):
   keys = samplers.element_keys(key, samplers.OUTCOME, start, num)
   everyone = jnp.ones((num,), bool)
   if k_max:
-    rank = jax.vmap(_rank, (0, 0, None))(keys, flat, params)
+    rank = samplers.map_elements(lambda k, word: _rank(k, word, params),
+                                 keys, flat)
     everyone = rank == k_max
     near = jnp.asarray(params.neighbor_ids)[flat, jnp.minimum(rank, k_max - 1)]
   whole = samplers.element_keys(key, samplers.VOCABULARY_NOISE, start, num)

@@ -84,8 +84,8 @@ def privatize(key, ids, params, start=0):
 def _privatize(key, ids, params, start):
   vectors = jnp.asarray(params.vectors)
   keys = samplers.element_keys(key, samplers.VECTOR_NOISE, start, ids.size)
-  noise = jax.vmap(lambda k: samplers.multivariate_laplace(
-      k, vectors.shape[1:], epsilon=params.epsilon))(keys)
+  noise = samplers.map_elements(lambda k: samplers.multivariate_laplace(
+      k, vectors.shape[1:], epsilon=params.epsilon), keys)
   nearest, _ = neighbors.nearest(vectors[ids.reshape(-1)] + noise, vectors)
   return nearest.reshape(ids.shape)
 

@@ -122,11 +122,12 @@ def _privatize(key, ids, params, start):
   flat = ids.reshape(-1)
   num = flat.shape[0]
   count_keys = samplers.element_keys(key, samplers.NUM_CANDIDATES, start, num)
-  count = jax.vmap(lambda k: samplers.categorical(
-      k, thresholds=params.count_thresholds))(count_keys)
+  count = samplers.map_elements(lambda k: samplers.categorical(
+      k, thresholds=params.count_thresholds), count_keys)
   noise_keys = samplers.element_keys(key, samplers.CANDIDATE_NOISE, start, num)
-  out = jax.vmap(_from_candidates, (0, 0, 0, None))(
-      noise_keys, flat, count, params)
+  out = samplers.map_elements(
+      lambda k, word, c: _from_candidates(k, word, c, params),
+      noise_keys, flat, count)
   whole_keys = samplers.element_keys(key, samplers.VOCABULARY_NOISE, start, num)
   everyone = count == params.neighbor_ids.shape[1]
   # Compacted, with a dynamic trip count: a cond under vmap would make every
@@ -179,7 +180,7 @@ def log_prob(ids, params):
   calibration.check_ids(ids, num_words)
   if num_words > truncated_gumbel_law.MAX_WORDS:
     raise ValueError(
-        f'log_prob is computed up to {truncated_gumbel_law.MAX_WORDS} words and '
+        f'log_prob is computed up to {truncated_gumbel_law.MAX_WORDS} words; '
         f'the table has {num_words}; estimate it with '
         'jaxdp.deniability.measure')
   noise, bound = _reading(params)
