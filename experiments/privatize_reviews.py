@@ -60,7 +60,7 @@ def run(config, done=frozenset(), *, out):
   for mechanism, epsilon in grid(config):
     if (mechanism, epsilon) in done:
       continue
-    name = f'{mechanism}.txt'
+    name = f'{mechanism}_{epsilon:g}.txt'
     # The row is missing, so a file that is there was made by a killed run.
     card = privatize_text.privatize_file(privatize_text.Config(
         input=source, output=os.path.join(out, name), mechanism=mechanism,

@@ -160,7 +160,8 @@ def audit(table, mechanism_name, settings, epsilon):
   ids = np.arange(len(table.words), dtype=np.int32)
   log_probs = mechanism.log_prob(ids, params)
   distances = mechanism.distances(ids, params)
-  measured, (w, w_prime, u) = auditing.exact_metric_epsilon(log_probs, distances)
+  measured, (w, w_prime, u) = auditing.exact_metric_epsilon(
+      log_probs, distances)
   claim = report.guarantee_fields(params.guarantee)
   low = measured - _error(log_probs, distances, w, w_prime, u)
   return claim | {

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import pathlib
-import sys
 from types import SimpleNamespace
 
 from absl.testing import absltest
@@ -27,8 +26,8 @@ from experiments.datasets import embedded
 from jaxdp import embeddings
 from jaxdp import mechanisms
 
-sys.path.insert(0, os.path.dirname(__file__))
-import report_test  # noqa: E402  pylint: disable=wrong-import-position
+# Pytest and a plain run both put this folder on the path.
+import report_test
 
 _FIG1 = xu20_fig1.Config(
     num_runs=60, vocabulary=150, laplace_words=12, gumbel_words=10,
@@ -291,16 +290,18 @@ class ReviewsTest(TempTest):
       self.assertIn('seed', row['entropy'])
 
   def test_a_killed_run_makes_no_file_twice(self):
-    config = _reviews_config(self.out)
+    config = dataclasses.replace(
+        _reviews_config(self.out),
+        budgets=(('tem', 2.), ('tem', 3.), ('tem', 4.)))
     privatize = privatize_reviews.privatize_text.privatize_file
     module = privatize_reviews.privatize_text
     with absltest.mock.patch.object(module, 'privatize_file',
-                                    _killing(privatize, 3)):
+                                    _killing(privatize, 1)):
       with self.assertRaises(_Killed):
         privatize_reviews.execute(config, self.out)
     again = absltest.mock.Mock(side_effect=privatize)
     self.patch(module, 'privatize_file', again)
-    self.assertLen(privatize_reviews.execute(config, self.out), 5)
+    self.assertLen(privatize_reviews.execute(config, self.out), 3)
     self.assertEqual(again.call_count, 2)
 
 
@@ -320,9 +321,9 @@ class ReproduceTest(TempTest):
         len(s.figures) for s in reproduce.sections()))
     for name in configs:
       self.assertIn(f'#{name}', page.links)
-    self.assertContainsSubset(set(mechanisms.names()), set(page.texts) | {
-        row['mechanism'] for row in Theorem1Test.rows} if hasattr(
-            Theorem1Test, 'rows') else set(page.texts))
+    text = ' '.join(page.texts)
+    for name in mechanisms.names():
+      self.assertIn(name, text)
     _, runs = records.read(self.path('rows.jsonl'))
     self.assertEqual([run['experiment'] for run in runs], list(configs))
     self.assertTrue(all(run['seconds'] > 0 for run in runs))

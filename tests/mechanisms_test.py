@@ -9,6 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import scipy.stats
 
 from jaxdp import embeddings
@@ -131,11 +132,11 @@ class LawTest(parameterized.TestCase):
       params = mech.calibrate(table, epsilon=epsilon, max_candidates=3,
                               **settings)
       self.assertEqual(params.neighbor_ids.shape, (60, 3))
-      counts = _counts(mech, params, 7, 100_000)
+      counts = _counts(mech, params, 7, 20_000)
       law = np.exp(mech.log_prob(np.array([7]), params))[0]
       self.assertGreater(_chi_square(counts, law), _FALSE_ALARM)
       near = np.asarray(params.neighbor_ids[7])
-      self.assertGreater(np.delete(counts, near).sum(), 1_000)
+      self.assertGreater(np.delete(counts, near).sum(), 500)
 
   def test_two_words_in_many_dimensions_cross_the_bisector(self):
     dim, gap, epsilon, num = 5, 1.5, 2., 200_000
@@ -167,18 +168,19 @@ class LawTest(parameterized.TestCase):
     self.assertEqual(params.guarantee.status, 'none')
 
   def test_noise_smaller_than_half_the_nearest_distance_keeps_the_word(self):
-    table = _table(50, 20)
+    table = _table(50, 3)
     mech = mechanisms.get('multivariate_laplace')
-    params = mech.calibrate(table, epsilon=12.)
+    params = mech.calibrate(table, epsilon=6.)
     ids = np.arange(50, dtype=np.int32)
     keys = samplers.element_keys(
         jax.random.key(1), samplers.VECTOR_NOISE, 0, 50)
     noise = jax.vmap(lambda k: samplers.multivariate_laplace(
-        k, (20,), epsilon=12.))(keys)
+        k, (3,), epsilon=6.))(keys)
     out = np.asarray(mech.privatize(jax.random.key(1), ids, params))
     gaps = mech.distances(ids, params) + 1e9 * np.eye(50)
     inside = np.linalg.norm(np.asarray(noise), axis=1) < gaps.min(1) / 2
     np.testing.assert_array_equal(out[inside], ids[inside])
+    self.assertTrue(np.any(inside))
     self.assertTrue(np.any(out != ids))
 
   def test_a_word_of_probability_one_in_a_billion_keeps_it(self):
@@ -311,7 +313,11 @@ class InterfaceTest(parameterized.TestCase):
       self.assertEqual(parameters(mech.calibrate)[:2], ['table', 'epsilon'])
 
   def _all(self, table):
-    for name, settings, epsilon in [*_cases(table),
+    """One of each kernel: readings and TEM share theirs with another."""
+    kernels = {name: (name, settings, epsilon)
+               for name, settings, epsilon in _cases(table)
+               if name != 'tem' and settings != {'num_candidates': 'all'}}
+    for name, settings, epsilon in [*kernels.values(),
                                     ('multivariate_laplace', {}, 3.)]:
       mech = mechanisms.get(name)
       yield name, mech, mech.calibrate(table, epsilon=epsilon, **settings)
@@ -323,24 +329,23 @@ class InterfaceTest(parameterized.TestCase):
       for leaf in jax.tree.leaves(params):
         self.assertNotEqual(np.asarray(leaf).dtype.kind, 'U', name)
 
+  @pytest.mark.slow
   def test_output_does_not_depend_on_batch_or_jit(self):
     table = _table(60)
-    ids = np.random.default_rng(3).integers(0, 60, 1003).astype(np.int32)
+    ids = np.random.default_rng(3).integers(0, 60, 1001).astype(np.int32)
     key = jax.random.key(4)
     for name, mech, params in self._all(table):
       whole = np.asarray(mech.privatize(key, ids, params))
       self.assertTrue(np.any(whole != ids), name)
-      for size in (1, 7, 1000):
-        last = 21 if size == 1 else len(ids)
+      for size, last in ((1, 20), (7, 1001), (1000, 1001)):
         parts = [mech.privatize(key, ids[i:min(i + size, last)], params,
                                 start=i)
                  for i in range(0, last, size)]
         np.testing.assert_array_equal(np.concatenate(parts), whole[:last], name)
-      jitted = jax.jit(mech.privatize)(key, ids, params)
-      np.testing.assert_array_equal(jitted, whole, name)
-      square = mech.privatize(key, ids[:1000].reshape(10, 100), params)
-      np.testing.assert_array_equal(np.ravel(square), whole[:1000], name)
+      jitted = jax.jit(mech.privatize)(key, ids.reshape(7, 143), params)
+      np.testing.assert_array_equal(np.ravel(jitted), whole, name)
 
+  @pytest.mark.slow
   def test_output_does_not_depend_on_the_number_of_devices(self):
     table = _table(60)
     ids = np.random.default_rng(3).integers(0, 60, 800).astype(np.int32)
@@ -362,10 +367,8 @@ class InterfaceTest(parameterized.TestCase):
           in_specs=(jax.sharding.PartitionSpec(), spec,
                     jax.sharding.PartitionSpec())))(key, ids, params)
       np.testing.assert_array_equal(sharded, whole, name)
-      placed = jax.device_put(ids, jax.sharding.NamedSharding(mesh, spec))
-      np.testing.assert_array_equal(
-          jax.jit(mech.privatize)(key, placed, params), whole, name)
 
+  @pytest.mark.slow
   def test_elements_past_two_to_the_thirty_two_have_their_own_noise(self):
     for name, mech, params in self._all(_table()):
       ids = np.zeros(4000, np.int32)

@@ -47,12 +47,14 @@ def check_ids(ids, num_words):
   Raises:
     ValueError: ids of another dtype, or outside [0, num_words).
   """
-  dtype = np.dtype(getattr(ids, 'dtype', np.asarray(ids).dtype))
-  if not np.issubdtype(dtype, np.integer):
-    raise ValueError(f'ids has dtype {dtype}; word ids are integers')
-  if isinstance(ids, jax.core.Tracer) or np.size(ids) == 0:
+  traced = isinstance(ids, jax.core.Tracer)
+  ids = ids if traced else np.asarray(ids)
+  if ids.size == 0:
     return
-  ids = np.asarray(ids)
+  if not np.issubdtype(ids.dtype, np.integer):
+    raise ValueError(f'ids has dtype {ids.dtype}; word ids are integers')
+  if traced:
+    return
   low, high = int(ids.min()), int(ids.max())
   if low < 0 or high >= num_words:
     bad = low if low < 0 else high

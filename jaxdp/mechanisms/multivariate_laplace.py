@@ -76,8 +76,10 @@ def privatize(key, ids, params, start=0):
     ValueError: concrete ids that the table does not hold.
   """
   calibration.check_ids(ids, params.vectors.shape[0])
-  return _privatize(key, jnp.asarray(ids, jnp.int32), params,
-                    samplers.split_index(start))
+  ids = jnp.asarray(ids, jnp.int32)
+  if not ids.size:
+    return ids
+  return _privatize(key, ids, params, samplers.split_index(start))
 
 
 @jax.jit

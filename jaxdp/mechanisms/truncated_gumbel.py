@@ -10,8 +10,8 @@ Gumbel(0, b) "truncated" to [-Delta, Delta],
 
 *claimed*, not proved: Theorem 1 uses the CDF of the untruncated Gumbel for
 noise that is truncated, and one of its lemmas gives V words a probability of
-at least 0.3 each. Exact laws show epsilon exceeded near its lower bound, up to
-2.8 times for the clipped reading on 100 random words
+at least 0.3 each. Exact laws show epsilon exceeded near its lower bound, 2.6
+times by the clipped reading on 100 random words
 (``experiments.xu20_theorem1``), and by more on larger tables. The provable
 variant is ``gumbel_exponential``.
 
@@ -112,8 +112,10 @@ def privatize(key, ids, params, start=0):
     ValueError: concrete ids that the table does not hold.
   """
   calibration.check_ids(ids, params.vectors.shape[0])
-  return _privatize(key, jnp.asarray(ids, jnp.int32), params,
-                    samplers.split_index(start))
+  ids = jnp.asarray(ids, jnp.int32)
+  if not ids.size:
+    return ids
+  return _privatize(key, ids, params, samplers.split_index(start))
 
 
 @jax.jit

@@ -182,7 +182,6 @@ def tight_scale(epsilon, num_words, diameter, minimum_distance):
   _check_geometry(epsilon, num_words, diameter, minimum_distance)
   log_n = math.log(num_words)
   least = (1 + 2 * log_n) / minimum_distance
-  # The shares of epsilon are kept as ratios: at exp(80) nothing may cancel.
   room = epsilon - 2 * log_n / minimum_distance
   if epsilon <= least or room * minimum_distance <= 1:
     raise ValueError(
@@ -190,6 +189,7 @@ def tight_scale(epsilon, num_words, diameter, minimum_distance):
         f'minimum_distance = {least}; no scale meets it')
 
   def excess(x):
+    # In logs: exp(x) reaches epsilon itself.
     return x + math.log(1 / minimum_distance + x / diameter) - math.log(room)
 
   x = optimize.bisect(excess, 0., math.log(room * minimum_distance),
@@ -247,8 +247,8 @@ def law(distances, *, scale, bound, noise='truncated', log_pmf=None):
   contribute to (at very small probabilities to the rounding error of their
   logarithm). The error is the sum of the last disagreements, of rules 2^-12
   times as good as the disagreement shows, plus a rounding allowance: an
-  estimate, far above what is seen, but not an enclosure. Log-probabilities
-  down to -1e4 are good to about 1e-11, and rows sum to one within 1e-10.
+  estimate, far above what is seen, but not an enclosure. It is about 1e-12 near
+  zero and 3e-11 at a log-probability of -1e4; rows sum to one within 1e-10.
 
   Args:
     distances: ``[B, V]``, each row as in :func:`log_law`.
@@ -277,7 +277,7 @@ def law(distances, *, scale, bound, noise='truncated', log_pmf=None):
     fill(0)
   else:
     # Rows do not share state, and NumPy lets go of the interpreter's lock.
-    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with futures.ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
       list(pool.map(fill, range(len(distances))))
   return Law(log_probs, errors)
 
@@ -424,26 +424,26 @@ def _log_difference(log_x, log_y):
 
 def _atoms(distance, scale, bound, log_pmf):
   """Log-probability [V] of winning with noise clipped to one of its ends."""
+  log_bottom = -math.exp(bound / scale)
+  log_top = np.log(-np.expm1(-math.exp(-bound / scale)))
 
-  def log_survival(x):
+  def log_survival(x, log_at_bottom, log_at_top):
     log_s = _log_noise(x, scale, bound, 'clipped')[1]
-    log_s[x < -bound] = 0.
-    # At -bound itself the atom has been passed: strictly more is wanted.
-    log_s[x == -bound] = np.log(-np.expm1(-math.exp(bound / scale)))
-    log_s[x >= bound] = -np.inf
+    log_s[x == -bound] = log_at_bottom
+    log_s[x == bound] = log_at_top
+    log_s[x > bound] = -np.inf
     return log_s
 
   num_words = len(distance)
   log_at_least = np.logaddexp.accumulate(log_pmf[::-1])[::-1]
-  log_p = log_at_least - math.exp(bound / scale)
+  log_p = log_at_least + log_bottom
+  log_not_bottom = np.log(-np.expm1(log_bottom))
   for r in range(num_words):
-    # Higher ranks cannot be below; lower ranks win the ties.
-    log_p[r] += log_survival(distance[r] - distance[:r] - bound).sum()
-  # At the top only the first rank can win: its rivals are there or above.
-  rivals = bound + distance[0] - distance[1:]
-  log_rivals = log_survival(rivals)
-  log_top = np.log(-np.expm1(-math.exp(-bound / scale)))
-  log_rivals[rivals >= bound] = log_top
+    # At the bottom, ranks above r are never less and ranks below r win ties.
+    log_p[r] += log_survival(distance[r] - distance[:r] - bound,
+                             log_not_bottom, -np.inf).sum()
+  # At the top only the first rank can win, ties included.
+  log_rivals = log_survival(bound + distance[0] - distance[1:], 0., log_top)
   log_k = np.concatenate([[0.], np.cumsum(log_rivals)]) + log_pmf
   log_p[0] = np.logaddexp(log_p[0], log_top + special.logsumexp(log_k))
   return log_p
