@@ -294,6 +294,25 @@ def _doubles(*values):
   return [(up << digits) // down for up, down in ratios], digits
 
 
+class ExactTiesTest(parameterized.TestCase):
+
+  @parameterized.parameters(2, 2500)
+  def test_ties_that_float64_breaks_go_to_the_lowest_index(self, num):
+    # One entry of 1 and small ones whose squares a float64 sum loses if they
+    # come after it: the same distance, in another order in the first rows.
+    table = np.full((num, _DIM), 2.**-27, np.float32)
+    table[:num // 2, -1] = 1
+    table[num // 2:, 0] = 1
+    queries = np.zeros((1, _DIM), np.float32)
+    with jax.enable_x64(True):
+      sums = jax.jit(neighbors._sq_distances)(queries, table)
+      self.assertGreater(float(sums[0]), float(sums[-1]))
+    ids, _ = neighbors.nearest(queries, table)
+    self.assertEqual(ids.tolist(), [0])
+    ids, _ = neighbors.k_nearest(queries, table, 2)
+    self.assertEqual(ids.tolist(), [[0, 1]])
+
+
 class DistanceRangeTest(parameterized.TestCase):
 
   @parameterized.parameters(*(c for c in _CASES
