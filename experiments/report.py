@@ -213,23 +213,30 @@ def _figure(out, section, figure, rows, audits):
 
 
 def _standing(names, rows, audits):
-  """Status, source and worst audit of each mechanism under a figure."""
+  """Status, source and worst audit of each mechanism under a figure.
+
+  A paper that reads several ways makes several claims, one a source: each has
+  the audits of its own reading and no other.
+  """
   lines = []
   for name in names:
-    mine = [row for row in rows if row['mechanism'] == name]
-    if not mine:
+    if not any(row['mechanism'] == name for row in rows):
       continue
-    statuses = dict.fromkeys((row['status'], row['source']) for row in mine)
-    worst = max((row for row in audits if row['mechanism'] == name),
-                key=lambda row: row['ratio'], default={})
-    lines += [[_text(name), _bold(status), _text(source),
-               worst.get('measured', _NOT_MEASURED),
-               worst.get('claimed_epsilon', ''), worst.get('ratio', ''),
-               _bold(worst.get('verdict', _NOT_MEASURED)),
-               _text(f'{_mechanism(worst)}; {worst["table"]}' if worst else '')]
-              for status, source in statuses]
-  return _table(['mechanism', 'status', 'source', 'measured epsilon',
-                 'claimed there', 'ratio', 'verdict', 'worst audit'], lines)
+    claims = dict.fromkeys((row['status'], row['source'])
+                           for row in [*rows, *audits]
+                           if row['mechanism'] == name)
+    for status, source in claims:
+      worst = max((row for row in audits if row['mechanism'] == name
+                   and (row['status'], row['source']) == (status, source)),
+                  key=lambda row: row['ratio'], default={})
+      lines.append([
+          _text(name), _bold(status), worst.get('measured', _NOT_MEASURED),
+          worst.get('claimed_epsilon', ''), worst.get('ratio', ''),
+          _bold(worst.get('verdict', _NOT_MEASURED)), _text(source),
+          _text(f'{_mechanism(worst)}; {worst["table"]}' if worst else '')])
+  return _table(['mechanism', 'status', 'measured epsilon', 'claimed there',
+                 'ratio', 'verdict', 'source of the claim', 'worst audit'],
+                lines)
 
 
 def _provenance(out, section, provenance):
@@ -284,7 +291,7 @@ def _cell(value, kind):
 def _number(value):
   if isinstance(value, int):
     return f'{value:,}'
-  return 'infinite' if math.isinf(value) else f'{value:.4g}'
+  return 'infinite' if math.isinf(value) else f'{value:.5g}'
 
 
 def _text(value):

@@ -1,5 +1,6 @@
 """Tests of jaxdp.neighbors against exact integer arithmetic."""
 
+import itertools
 import math
 
 import chex
@@ -146,6 +147,16 @@ class NearestTest(parameterized.TestCase):
       self.assertEqual(int(getattr(counts, step)), _BATCH, name)
     counts = neighbors._search(None)(*_case('plain'))[2]
     self.assertEqual((int(counts.settled), int(counts.exhausted)), (0, 0))
+
+  def test_two_near_ties_in_one_lane_are_both_looked_at(self):
+    lanes = neighbors._TILINGS['cpu'].lanes
+    table = np.tile(_normal(17, lanes, _DIM), (2, 1))
+    table[lanes:, 0] = np.nextafter(table[lanes:, 0], np.float32(9))
+    queries = table[lanes - _BATCH:lanes] + _normal(18, _BATCH, _DIM) / 10
+    want, _ = _exact_nearest(queries, table, 1)
+    self.assertBetween(int((want < lanes).sum()), 5, _BATCH - 5)
+    np.testing.assert_array_equal(
+        neighbors.nearest(queries, table)[0], want[:, 0])
 
   @parameterized.parameters('one_ulp', 'far_from_the_origin')
   def test_the_hard_cases_defeat_plain_float32(self, name):
@@ -298,19 +309,27 @@ class ExactTiesTest(parameterized.TestCase):
 
   @parameterized.parameters(2, 2500)
   def test_ties_that_float64_breaks_go_to_the_lowest_index(self, num):
-    # One entry of 1 and small ones whose squares a float64 sum loses if they
-    # come after it: the same distance, in another order in the first rows.
-    table = np.full((num, _DIM), 2.**-27, np.float32)
-    table[:num // 2, -1] = 1
-    table[num // 2:, 0] = 1
+    table = self._ties(num)
     queries = np.zeros((1, _DIM), np.float32)
-    with jax.enable_x64(True):
-      sums = jax.jit(neighbors._sq_distances)(queries, table)
-      self.assertGreater(float(sums[0]), float(sums[-1]))
     ids, _ = neighbors.nearest(queries, table)
     self.assertEqual(ids.tolist(), [0])
     ids, _ = neighbors.k_nearest(queries, table, 2)
     self.assertEqual(ids.tolist(), [[0, 1]])
+
+  def _ties(self, num):
+    """Rows of equal norm whose float64 sum is greater in the first half."""
+    # One entry of 1, and small ones whose squares a float64 sum loses if they
+    # come late; which come late depends on how XLA orders the sum.
+    fun = jax.jit(neighbors._sq_distances)
+    for first, last in itertools.permutations(range(_DIM), 2):
+      table = np.full((num, _DIM), 2.**-27, np.float32)
+      table[:num // 2, first] = 1
+      table[num // 2:, last] = 1
+      with jax.enable_x64(True):
+        sums = fun(np.zeros((1, _DIM), np.float32), table)
+      if sums[0] > sums[-1]:
+        return table
+    return self.fail('no order of the entries makes float64 break the tie')
 
 
 class DistanceRangeTest(parameterized.TestCase):

@@ -134,6 +134,13 @@ class ReportTest(parameterized.TestCase):
     self.assertIn('stay, noise=clipped; toy', page.texts)
     self.assertEqual(page.bold.count('not violated'), 1)
 
+  def test_an_audit_of_one_reading_says_nothing_about_another(self):
+    self.rows = [_row(source='truncated', verdict='not violated', ratio=.5),
+                 _row(source='clipped', settings={'noise': 'clipped'})]
+    page, _ = self.page()
+    self.assertEqual(page.bold.count('violated'), 2)  # claims, and one line
+    self.assertEqual(page.bold.count('not violated'), 2)
+
   def test_links_resolve_and_a_missing_file_has_none(self):
     self.put('toy/fig9.png', _PNG)
     page, path = self.page()
