@@ -12,7 +12,6 @@ may import many experiments.
 """
 
 import dataclasses
-import importlib.metadata
 import os
 
 from absl import app
@@ -21,19 +20,6 @@ from absl import logging
 import jax
 
 from experiments import records
-
-
-_FLAG = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
-
-
-def avoid_miscompilation():
-  """Turns off a CPU fusion that jaxlib 0.10.2 gets wrong; call it first.
-
-  Other versions abort on the flag, so it is set for that one alone.
-  """
-  present = os.environ.get('XLA_FLAGS', '')
-  if importlib.metadata.version('jaxlib') == '0.10.2' and _FLAG not in present:
-    os.environ['XLA_FLAGS'] = f'{present} {_FLAG}'.strip()
 
 
 def define_flags(name):
@@ -55,7 +41,6 @@ def config(module, quick, seed):
 
 def main(module, name):
   """Runs an experiment module as a binary; `name` is its results directory."""
-  avoid_miscompilation()
   define_flags(name)
   flags.FLAGS.set_default('verbosity', logging.INFO)
   jax.config.config_with_absl()

@@ -131,7 +131,6 @@ def _draw_again(out, names):
 
 
 if __name__ == '__main__':
-  command_line.avoid_miscompilation()
   command_line.define_flags('quick')
   flags.FLAGS.set_default('out', None)
   flags.DEFINE_list('only', [], 'Experiments to run; all where empty.')

@@ -117,7 +117,7 @@ class Config:
 
 
 QUICK = Config(
-    laplace_words=64, gumbel_words=300, raw_epsilons=(2., 5., 8., 12., 20.),
+    laplace_words=100, gumbel_words=300, raw_epsilons=(2., 5., 8., 12., 20.),
     unit_epsilons=(10., 25., 40., 60., 100.),
     log_epsilons=(5., 6., 10., 20., 40., 80.), rates=(.3, 1., 2., 5., 8., 14.))
 

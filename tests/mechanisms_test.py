@@ -19,6 +19,7 @@ from jaxdp import neighbors
 from jaxdp import samplers
 from jaxdp.auditing import exact
 from jaxdp.mechanisms import candidates
+from jaxdp.mechanisms import santext
 
 _FALSE_ALARM = 1e-3
 
@@ -377,13 +378,18 @@ class InterfaceTest(parameterized.TestCase):
       later = np.asarray(mech.privatize(key, ids, params, start=2**32))
       self.assertTrue(np.any(first != later), name)
 
-  def test_another_epsilon_of_the_same_shape_compiles_once_more(self):
-    # The guarantee is static, so one trace an epsilon; none for a new batch.
+  def test_another_epsilon_of_the_same_shape_does_not_compile_again(self):
+    # The guarantee is static, and does not reach the compiled function.
     mech = mechanisms.get('santext')
-    params = mech.calibrate(_table(), epsilon=2.)
-    counted = jax.jit(chex.assert_max_traces(mech.privatize, n=1))
-    for start in range(3):
-      counted(jax.random.key(start), np.zeros(8, np.int32), params)
+    ids = np.zeros(8, np.int32)
+    mech.privatize(jax.random.key(0), ids, mech.calibrate(_table(), epsilon=2.))
+    compiled = santext._privatize  # pylint: disable=protected-access
+    before = compiled._cache_size()  # pylint: disable=protected-access
+    for epsilon in (3., 4.):
+      params = mech.calibrate(_table(), epsilon=epsilon)
+      mech.privatize(jax.random.key(1), ids, params, start=5)
+    after = compiled._cache_size()  # pylint: disable=protected-access
+    self.assertEqual(before, after)
 
   def test_wide_secure_keys_are_accepted(self):
     key = samplers.secure_key()

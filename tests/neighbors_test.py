@@ -1,6 +1,5 @@
 """Tests of jaxdp.neighbors against exact integer arithmetic."""
 
-import itertools
 import math
 
 import chex
@@ -318,15 +317,18 @@ class ExactTiesTest(parameterized.TestCase):
 
   def _ties(self, num):
     """Rows of equal norm whose float64 sum is greater in the first half."""
-    # One entry of 1, and small ones whose squares a float64 sum loses if they
-    # come late; which come late depends on how XLA orders the sum.
+    rng = np.random.default_rng(19)
+    row = _normal(20, 1, _DIM) * 10**rng.uniform(-2, 2, (1, _DIM))
+    rows = rng.permuted(np.repeat(row, 200, 0), axis=1).astype(np.float32)
+    zero = np.zeros((1, _DIM), np.float32)
     fun = jax.jit(neighbors._sq_distances)
-    for first, last in itertools.permutations(range(_DIM), 2):
-      table = np.full((num, _DIM), 2.**-27, np.float32)
-      table[:num // 2, first] = 1
-      table[num // 2:, last] = 1
+    with jax.enable_x64(True):
+      order = np.argsort(fun(zero, rows))
+    # XLA orders the sum by the shape, so a few pairs are tried.
+    for low, high in zip(order[:50], order[::-1]):
+      table = np.repeat(rows[[high, low]], num // 2, axis=0)
       with jax.enable_x64(True):
-        sums = fun(np.zeros((1, _DIM), np.float32), table)
+        sums = fun(zero, table)
       if sums[0] > sums[-1]:
         return table
     return self.fail('no order of the entries makes float64 break the tie')

@@ -1,4 +1,4 @@
-"""A text comes out private, whole and with its card, however often it is killed.
+"""A text comes out private, whole and with its card, however often killed.
 
 The tokeniser has an oracle that classifies characters one by one. Kills are
 injected before every file operation; a few are real.
@@ -340,7 +340,8 @@ class UnknownWordsTest(FileTest):
 
   def test_unk_and_keep_are_written_so(self):
     self.input.write_text('Straße, w1 Qq', encoding='utf-8')
-    self.assertRegex(self.reference(oov='unk').decode(), '^<unk><unk> .+ <unk>$')
+    self.assertRegex(self.reference(oov='unk').decode(),
+                     '^<unk><unk> .+ <unk>$')
     self.assertRegex(self.reference(oov='keep').decode(), '^Straße, .+ Qq$')
 
   def test_uniform_words_are_uniform_and_drawn_by_the_key(self):
@@ -363,7 +364,8 @@ class CardTest(FileTest):
   def test_its_numbers_are_those_of_the_text_and_the_table(self):
     self.input.write_text('w1 w2 zz\nw3 w4. w5\n\nw1', encoding='utf-8')
     card = self.run_file(releases=2, insecure_seed=None)
-    self.assertEqual(card, json.loads(pathlib.Path(self.files.card).read_text()))
+    self.assertEqual(card,
+                     json.loads(pathlib.Path(self.files.card).read_text()))
     self.assertEqual(card['mechanism'], 'santext')
     self.assertEqual(card['tokens']['total'], 8)
     self.assertEqual(card['tokens']['protected'], 7)
@@ -806,7 +808,8 @@ class ProcessTest(FileTest):
                           timeout=240)
     self.assertEqual(done.returncode, 1)
     self.assertNotIn('Traceback', done.stderr)
-    [line] = [x for x in done.stderr.splitlines() if x[:15] == 'privatize_text:']
+    [line] = [x for x in done.stderr.splitlines()
+              if x.startswith('privatize_text:')]
     self.assertIn("'zz' (line 1)", line)
     self.assertEmpty(done.stdout)
 

@@ -157,7 +157,9 @@ def privatize(key, ids, params, start=0):
   ids = jnp.asarray(ids, jnp.int32)
   if not ids.size:
     return ids
-  return _privatize(key, ids, params, samplers.split_index(start))
+  # Without the static guarantee: another budget does not compile again.
+  return _privatize(key, ids, params._replace(guarantee=None),
+                    samplers.split_index(start))
 
 
 @jax.jit
