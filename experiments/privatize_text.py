@@ -25,6 +25,7 @@ import dataclasses
 import inspect
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -46,7 +47,7 @@ from jaxdp import mechanisms
 from jaxdp import samplers
 
 # These compute one row of probabilities for each distinct word of a batch.
-_BATCH = {'tem': 2**18, 'santext': 2**18, 'gumbel_exponential': 2**18}
+_ROW_A_WORD = ('tem', 'santext', 'gumbel_exponential')
 _DEFAULT_BATCH = 2**16
 _SMALLEST_BATCH = 2**10
 _KEY_BITS = 128
@@ -206,8 +207,13 @@ def _key(config):
 
 
 def _batch_size(config, num_words):
-  """A power of two: large enough to pay, no larger than the text needs."""
-  largest = _BATCH.get(config.mechanism, _DEFAULT_BATCH)
+  """Words a device call: enough to pay, few enough to lose little to a kill."""
+  if config.mechanism in _ROW_A_WORD:
+    eighth = -(-num_words // 2**17) * 2**14
+    largest = min(max(eighth, _DEFAULT_BATCH), 2**18 if num_words < 2**22
+                  else 2**19)
+  else:
+    largest = _DEFAULT_BATCH
   needed = 1 << max(0, num_words - 1).bit_length()
   return min(largest, max(_SMALLEST_BATCH, needed))
 
@@ -377,6 +383,10 @@ def main(argv):
   signal.signal(signal.SIGTERM, _interrupt)
   values = {f.name: flags.FLAGS[f.name].value
             for f in dataclasses.fields(Config) if f.name != 'settings'}
+  files = text_checkpoint.Files.of(values['output'])
+  if not jax.config.jax_compilation_cache_dir:
+    # Compiling may take longer than what a killed run had left to do.
+    jax.config.update('jax_compilation_cache_dir', files.programs)
   try:
     settings = tuple(map(parse_setting, flags.FLAGS.setting))
     privatize_file(Config(settings=settings, **values),
@@ -384,6 +394,8 @@ def main(argv):
   except KeyboardInterrupt:
     sys.exit('privatize_text: stopped; the same command goes on from here')
   except (ValueError, OSError) as e:
+    if isinstance(e, ValueError) and not os.path.exists(files.resume):
+      shutil.rmtree(files.programs, ignore_errors=True)
     sys.exit('privatize_text: ' + ' '.join(str(e).split()))
 
 

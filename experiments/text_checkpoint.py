@@ -1,10 +1,11 @@
 """A privatised file in the making: what survives a kill, and how it ends. Host.
 
 While a text is privatised, its output grows in ``OUTPUT.partial``. Beside it
-stand ``OUTPUT.resume`` (mode 0600: settings, the state reached and the KEY) and
-``OUTPUT.resume.npz`` (the calibrated mechanism; public). Every file but the
-partial one is replaced whole, and a state is recorded only after the text it
-speaks of is on the disk, so a run that is killed anywhere goes on.
+stand ``OUTPUT.resume`` (mode 0600: settings, the state reached and the KEY),
+``OUTPUT.resume.npz`` (the calibrated mechanism; public) and, for the binary,
+``OUTPUT.resume.xla`` (compiled programs; public). Every file but the partial
+one is replaced whole, and a state is recorded only after the text it speaks of
+is on the disk, so a run that is killed anywhere goes on.
 
 At the end the card is written, then the partial file takes the name OUTPUT,
 then the key is deleted: OUTPUT never stands without its card, and a kill
@@ -18,6 +19,7 @@ import hashlib
 import importlib
 import json
 import os
+import shutil
 import stat
 import time
 from typing import NamedTuple
@@ -40,14 +42,15 @@ class Files(NamedTuple):
   partial: str
   resume: str
   params: str
+  programs: str
   card: str
   card_text: str
 
   @classmethod
   def of(cls, output):
     return cls(*(f'{output}{end}' for end in (
-        '', '.partial', '.resume', '.resume.npz', '.guarantee.json',
-        '.guarantee.txt')))
+        '', '.partial', '.resume', '.resume.npz', '.resume.xla',
+        '.guarantee.json', '.guarantee.txt')))
 
 
 class State(NamedTuple):
@@ -258,7 +261,7 @@ class Job:
 
   def discard(self):
     """Deletes the partial file, the record and with it the key."""
-    _delete_records(self._files)
+    delete_records(self._files)
     _unlink(self._files.partial)
 
 
@@ -293,11 +296,15 @@ def finish(files, record):
             and os.path.getsize(files.output) == size):
     raise ValueError(f'{files.partial} and {files.output} of {size} bytes are '
                      f'both missing; delete {files.resume} to start over')
-  _delete_records(files)
+  delete_records(files)
 
 
-def _delete_records(files):
-  """The record goes last: it is what makes a second call possible."""
+def delete_records(files):
+  """Deletes all but output and card.
+
+  The record goes last: it is what makes a second call possible.
+  """
+  shutil.rmtree(files.programs, ignore_errors=True)
   for path in (f'{files.params}.tmp', files.params, f'{files.resume}.tmp',
                files.resume):
     _unlink(path)

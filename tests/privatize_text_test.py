@@ -801,17 +801,20 @@ class ProcessTest(FileTest):
     self.assertNotIn('Traceback', message)
     self.assertTrue(os.path.exists(self.files.resume))
 
-  def test_a_refusal_is_one_line_and_exit_status_one(self):
+  @parameterized.parameters(({'oov': 'error'}, "'zz' (line 1)"),
+                            ({'mechanism': 'truncated_gumbel'}, 'epsilon=3.0'))
+  def test_a_refusal_is_one_line_and_exit_status_one(self, fields, part):
     self.input.write_text('w1 zz', encoding='utf-8')
-    done = subprocess.run(_command(self.config(oov='error')), cwd=_ROOT,
+    done = subprocess.run(_command(self.config(**fields)), cwd=_ROOT,
                           capture_output=True, text=True, check=False,
                           timeout=240)
     self.assertEqual(done.returncode, 1)
     self.assertNotIn('Traceback', done.stderr)
-    [line] = [x for x in done.stderr.splitlines()
-              if x.startswith('privatize_text:')]
-    self.assertIn("'zz' (line 1)", line)
+    [line] = [line for line in done.stderr.splitlines()
+              if line.startswith('privatize_text:')]
+    self.assertIn(part, line)
     self.assertEmpty(done.stdout)
+    self.assert_untouched()
 
   @pytest.mark.slow
   def test_one_line_of_100_mb_takes_less_than_a_gibibyte(self):
@@ -826,10 +829,19 @@ class ProcessTest(FileTest):
     done = subprocess.run([sys.executable, '-c', script, *command], cwd=_ROOT,
                           stdout=subprocess.PIPE, text=True, check=True)
     self.assertLess(int(done.stdout), 2**20)  # KiB
-    self.assertGreater(self.output.stat().st_size, 10**8)
+    self.assertGreater(self.output.stat().st_size, 9 * 10**7)
 
 
 class SettingTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ('tem', 0, 2**10), ('tem', 5000, 2**13), ('tem', 10**6, 2**17),
+      ('tem', 3 * 10**6, 2**18), ('santext', 10**8, 2**19),
+      ('truncated_gumbel', 1025, 2**11), ('truncated_gumbel', 10**8, 2**16))
+  def test_batches_fit_the_text_and_the_mechanism(self, name, words, size):
+    config = privatize_text.Config(input='', output='', mechanism=name,
+                                   epsilon=1.)
+    self.assertEqual(privatize_text._batch_size(config, words), size)
 
   @parameterized.parameters(('beta=0.1', ('beta', 0.1)),
                             ('noise=clipped', ('noise', 'clipped')))
