@@ -39,6 +39,11 @@ OUTCOME = 5  # one draw from a closed-form law
 UNKNOWN = 6  # replacement of words that no table holds
 MEASURE = 7  # repeated runs of plausible deniability
 SUBSAMPLE = 8  # which words a measurement looks at
+KEEP = 9  # whether a word that is not sensitive is kept
+TRIAL = 10  # an audit's runs on x
+TRIAL_PRIME = 11  # an audit's runs on x_prime
+CLASSIFIER = 12  # an audit's classifier: its start and its batches
+SPLIT = 13  # which trials select an event and which test it
 
 _TILE = 1024  # elements drawn at once
 
@@ -51,6 +56,11 @@ PURPOSES = {
     'UNKNOWN': UNKNOWN,
     'MEASURE': MEASURE,
     'SUBSAMPLE': SUBSAMPLE,
+    'KEEP': KEEP,
+    'TRIAL': TRIAL,
+    'TRIAL_PRIME': TRIAL_PRIME,
+    'CLASSIFIER': CLASSIFIER,
+    'SPLIT': SPLIT,
 }
 
 

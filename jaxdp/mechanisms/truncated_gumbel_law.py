@@ -35,7 +35,7 @@ import os
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
+import scipy  # loads scipy.optimize when first used, half a second saved
 from scipy import special
 
 NOISES = ('truncated', 'clipped', 'untruncated')
@@ -192,8 +192,8 @@ def tight_scale(epsilon, num_words, diameter, minimum_distance):
     # In logs: exp(x) reaches epsilon itself.
     return x + math.log(1 / minimum_distance + x / diameter) - math.log(room)
 
-  x = optimize.bisect(excess, 0., math.log(room * minimum_distance),
-                      xtol=1e-300, rtol=4 * _ULP, maxiter=2_000)
+  x = scipy.optimize.bisect(excess, 0., math.log(room * minimum_distance),
+                            xtol=1e-300, rtol=4 * _ULP, maxiter=2_000)
   return float(2 * diameter / x)
 
 
