@@ -13,6 +13,7 @@ may import many experiments.
 
 import dataclasses
 import os
+import sys
 
 from absl import app
 from absl import flags
@@ -31,6 +32,9 @@ def define_flags(name):
                        upper_bound=2**32 - 1)
   flags.DEFINE_bool('quick', False, 'A few minutes on two cores.')
   flags.DEFINE_bool('plot_only', False, 'Draw from the rows that are there.')
+  for flag in ('out', 'seed', 'quick', 'plot_only'):
+    # They are the binary's own, so that --helpshort lists them.
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[flag])
 
 
 def config(module, quick, seed):
@@ -39,8 +43,14 @@ def config(module, quick, seed):
   return chosen if seed is None else dataclasses.replace(chosen, seed=seed)
 
 
-def main(module, name):
-  """Runs an experiment module as a binary; `name` is its results directory."""
+def main(module, name, adapt=lambda config: config):
+  """Runs an experiment module as a binary.
+
+  Args:
+    module: the experiment.
+    name: of its results directory.
+    adapt: what flags of the module's own make of its Config.
+  """
   define_flags(name)
   flags.FLAGS.set_default('verbosity', logging.INFO)
   jax.config.config_with_absl()
@@ -49,12 +59,27 @@ def main(module, name):
     if len(argv) > 1:
       raise app.UsageError(f'unknown arguments: {argv[1:]}')
     out = flags.FLAGS.out
+    if os.path.exists(out) and not os.path.isdir(out):
+      sys.exit(f'{name}: --out={out} is a file; name a directory')
     if flags.FLAGS.plot_only:
-      module.draw(records.read(os.path.join(out, 'rows.jsonl'))[1], out)
+      module.draw(_rows(name, out), out)
       return
-    module.execute(config(module, flags.FLAGS.quick, flags.FLAGS.seed), out)
+    chosen = config(module, flags.FLAGS.quick, flags.FLAGS.seed)
+    module.execute(adapt(chosen), out)
 
   app.run(run)
+
+
+def _rows(name, out):
+  """The rows of a directory, or an end with one line that says what to do."""
+  path = os.path.join(out, 'rows.jsonl')
+  try:
+    rows = records.read(path)[1]
+  except (OSError, ValueError) as e:
+    sys.exit(f'{name}: --plot_only: {path} cannot be read: {e}')
+  if not rows:
+    sys.exit(f'{name}: --plot_only: {path} holds no rows; run without it first')
+  return rows
 
 
 def collect(module, settings, out):

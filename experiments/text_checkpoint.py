@@ -87,12 +87,49 @@ def check_paths(source, table, files):
                      f'{parent}; make it first')
   if os.path.isdir(files.output) or not os.path.basename(files.output):
     raise ValueError(f'output={files.output!r} is a directory; name a file')
+  _check_writable(files, parent)
   for name, read in (('input', source), ('table', table)):
     for path in files:
       if os.path.exists(read) and os.path.exists(path) and os.path.samefile(
           read, path):
         raise ValueError(f'output={files.output!r} would overwrite the {name}: '
                          f'{path} is the same file; choose another output')
+
+
+def _check_writable(files, parent):
+  """Refuses a directory or a name that would fail only once words are drawn."""
+  if not os.access(parent, os.W_OK | os.X_OK):
+    raise ValueError(f'output={files.output!r}: the directory {parent} cannot '
+                     'be written to; choose another')
+  try:
+    # Each is first written under a name with this end.
+    os.lstat(max(files, key=len) + '.tmp')
+  except FileNotFoundError:
+    pass
+  except OSError as e:
+    raise ValueError(f'output={files.output!r} cannot be written, for the '
+                     f'names beside it are longer: {e.strerror}; choose a '
+                     'shorter one') from None
+
+
+def check_path(name, value):
+  """Refuses what is no path; the message names the field.
+
+  Args:
+    name: of the field.
+    value: str or path-like.
+
+  Raises:
+    ValueError: another type, a NUL, or characters no file name can hold.
+  """
+  try:
+    path = os.fspath(value)
+    encoded = os.fsencode(path)
+  except (TypeError, ValueError):
+    path, encoded = None, b''
+  if not isinstance(path, str) or b'\0' in encoded:
+    raise ValueError(f'{name}={value!r} must be a path: a string without NUL '
+                     'or lone surrogates')
 
 
 def input_identity(file):

@@ -15,17 +15,9 @@ Rows hold fractions of ``num_runs``; the plots, as the paper's, show counts.
 
 The paper has two vocabularies (IMDB, SNLI) of 300-dimensional GloVe. Here: the
 27,958 words x 50 dimensions that come with the code, raw and scaled to length
-one. Numbers differ with the table; the shapes are what is compared:
-
-  =================  =======================  ================================
-  mean of 1,000      paper                    here, --quick
-  =================  =======================  ================================
-  Laplace N_w        0 to 1,000 over          3 to 995 over 2..20 (raw),
-                     epsilon 50..200          3 to 990 over 10..100 (unit)
-  Laplace S_w        falls                    875 to 2 (raw), 960 to 2 (unit)
-  Gumbel N_w         from 400 to 1,000        from 190 (raw), 300 (unit)
-  Gumbel S_w, most   about 20 and 17.5        about 18 (raw), 17 (unit)
-  =================  =======================  ================================
+one. Numbers differ with the table; the shapes are what is compared. What was
+measured stands in the README, and in the report that `experiments.reproduce`
+writes.
 
 The paper does not say how its vectors were scaled: N_w moves over its epsilons
 for vectors of length one. ``--quick`` takes fewer grid points and samples of

@@ -26,8 +26,8 @@ host in NumPy float64. The mechanism is an argument: anything with
 
 References:
   Xu et al. (2020), "Differentially Private Adversarial Robustness Through
-  Randomized Perturbations", section 6.1; Arnold et al. (2023), "Guiding
-  Text-to-Text Privatization by Syntax and Sense", section 4.
+  Randomized Perturbations", section 6.1; Arnold et al. (2023), "Driving
+  Context into Text-to-Text Privatization", section 4.
 """
 
 from typing import NamedTuple
@@ -100,13 +100,13 @@ def measure(key, mechanism, ids, params, *, num_runs, chunk_size=_CHUNK_SIZE):
     (Efron and Stein, 1981) and needs only the number of words seen once.
 
   Raises:
-    ValueError: ``num_runs`` or ``chunk_size`` below 1, ``ids`` not [B], or
-      ids that the mechanism refuses.
+    ValueError: ``num_runs`` or ``chunk_size`` no int of at least 1, ``ids`` no
+      integers [B], or ids that the mechanism refuses.
 
   References: Xu et al. (2020), section 6.1, with 1,000 runs.
   """
-  _check_count('num_runs', num_runs)
-  _check_count('chunk_size', chunk_size)
+  num_runs = _check_count('num_runs', num_runs)
+  chunk_size = _check_count('chunk_size', chunk_size)
   ids = _flat_ids(ids)
   # A release under the same root key must not share this noise.
   key = jax.random.fold_in(key, samplers.MEASURE)
@@ -152,13 +152,13 @@ def exact(mechanism, ids, params, num_runs):
     `DeniabilityRows` whose standard errors are zero.
 
   Raises:
-    ValueError: ``num_runs`` below 1, ``ids`` not [B], or a mechanism whose
-      law is out of reach (its own ``log_prob`` says so).
+    ValueError: ``num_runs`` no int of at least 1, ``ids`` no integers [B], or
+      a mechanism whose law is out of reach (its own ``log_prob`` says so).
 
   References: Arnold et al. (2023), section 4 for N_w and S_w; the expectation
   is that of an occupancy count.
   """
-  _check_count('num_runs', num_runs)
+  num_runs = _check_count('num_runs', num_runs)
   ids = _flat_ids(ids)
   if mechanism.log_prob is None:
     raise ValueError(
@@ -295,17 +295,27 @@ def bayes_vulnerability(log_probs, prior):
 
 
 def _check_count(name, value):
-  if value < 1:
-    raise ValueError(f'{name}={value} must be at least 1')
+  if isinstance(value, bool) or not isinstance(
+      value, (int, np.integer)) or value < 1:
+    raise ValueError(f'{name}={value!r} must be at least 1 and an int')
+  return int(value)
 
 
 def _flat_ids(ids):
-  ids = np.asarray(ids, np.int32)
+  ids = np.asarray(ids)
   if ids.ndim != 1 or not ids.size:
     raise ValueError(
         f'ids of shape {ids.shape} must be [B] with B >= 1; flatten them'
     )
-  return ids
+  if not np.issubdtype(ids.dtype, np.integer):
+    raise ValueError(f'ids has dtype {ids.dtype}; word ids are integers')
+  low, high = int(ids.min()), int(ids.max())
+  if low < 0 or high >= 2**31:
+    raise ValueError(
+        f'ids holds {low if low < 0 else high}; word ids are positions in the '
+        'table'
+    )
+  return ids.astype(np.int32)
 
 
 def _on_device(params):

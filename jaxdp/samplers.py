@@ -180,6 +180,7 @@ def laplace(key, shape=(), dtype=jnp.float32, *, scale):
     >>> laplace(jax.random.key(0), (3,), scale=2.).shape
     (3,)
   """
+  _check_scale(scale)
   upper, fraction = _two_sided_uniform(key, shape, dtype)
   magnitude = -jnp.log(fraction)
   return jnp.where(upper, magnitude, -magnitude) * jnp.asarray(scale, dtype)
@@ -210,6 +211,8 @@ def multivariate_laplace(key, shape, dtype=jnp.float32, *, epsilon):
   shape = tuple(shape)
   if not shape:
     raise ValueError('shape=() has no last axis; the last axis is D')
+  _check(epsilon, 'epsilon', lambda x: x > 0, 'positive; it is a rate in '
+         '1/distance')
   direction_key, radius_key = jax.random.split(key)
   direction = jax.random.normal(direction_key, shape, dtype)
   norm = jnp.linalg.norm(direction, axis=-1, keepdims=True)
@@ -229,7 +232,7 @@ def gumbel(key, shape=(), dtype=jnp.float32, *, scale=1.):
 
   Returns:
     Array of ``shape`` and ``dtype``; in float32 between -3.2 and 23 scales,
-    where the missing tails weigh :math:`2^{-33}` each.
+    where the missing tails weigh :math:`2^{-34}` each.
   """
   return truncated_gumbel(key, shape, dtype, scale=scale, bound=math.inf)
 
@@ -266,6 +269,8 @@ def truncated_gumbel(key, shape=(), dtype=jnp.float32, *, scale, bound):
 
   References: Xu et al. (2020), Algorithm 1.
   """
+  _check_scale(scale)
+  _check(bound, 'bound', lambda x: x > 0, 'positive; infinity is no bound')
   scale = jnp.asarray(scale, dtype)
   bound = jnp.asarray(bound, dtype)
   ratio = bound / scale
@@ -344,8 +349,7 @@ def truncated_poisson_probabilities(*, rate, low, high, max_value=None):
 
   References: Xu et al. (2020), Definition 1.
   """
-  if not (rate > 0 and math.isfinite(rate)):
-    raise ValueError(f'rate={rate} must be positive and finite')
+  _check_rate(rate)
   if not 0 <= low <= high:
     raise ValueError(f'low={low}, high={high} must satisfy 0 <= low <= high')
   values = np.arange(low, high)
@@ -380,6 +384,7 @@ def truncated_poisson(key, shape=(), *, rate, low, high):
 
   References: Xu et al. (2020), Definition 1.
   """
+  _check_rate(rate)
   # Beyond this the mass is under 2**-64: it joins the overflow atom.
   last = max(low, int(rate + 12 * math.sqrt(rate) + 64))
   pmf = truncated_poisson_probabilities(rate=rate, low=low, high=high,
@@ -441,6 +446,22 @@ def count_thresholds(high, low, thresholds):
   top, rest = thresholds[..., 0], thresholds[..., 1]
   reached = (high > top) | ((high == top) & (low >= rest))
   return jnp.sum(reached, axis=-1, dtype=jnp.int32)
+
+
+def _check_scale(scale):
+  _check(scale, 'scale', lambda x: x >= 0, 'at least 0; it is a noise scale')
+
+
+def _check_rate(rate):
+  if not (rate > 0 and math.isfinite(rate)):
+    raise ValueError(f'rate={rate} must be positive and finite')
+
+
+def _check(value, name, is_good, wanted):
+  """Refuses numbers out of range where they are known; never under tracing."""
+  is_known = isinstance(value, (int, float, np.number, np.ndarray))
+  if is_known and not np.all(is_good(np.asarray(value))):  # a NaN is not good
+    raise ValueError(f'{name}={value} must be {wanted}')
 
 
 def _two_sided_uniform(key, shape, dtype):

@@ -235,6 +235,13 @@ class MeasureTest(parameterized.TestCase):
       ({'num_runs': 5, 'chunk_size': 0}, 'chunk_size=0 must be at least 1'),
       ({'num_runs': 5, 'ids': np.zeros((2, 2), np.int32)}, 'must be \\[B\\]'),
       ({'num_runs': 5, 'ids': np.zeros(0, np.int32)}, 'must be \\[B\\]'),
+      ({'num_runs': 2.5}, 'num_runs=2.5 must be .* an int'),
+      ({'num_runs': True}, 'num_runs=True must be .* an int'),
+      ({'num_runs': 5, 'chunk_size': 2.}, 'chunk_size=2.0 must be .* an int'),
+      ({'num_runs': 5, 'ids': [3.9]}, 'ids has dtype float64'),
+      ({'num_runs': 5, 'ids': [True]}, 'ids has dtype bool'),
+      ({'num_runs': 5, 'ids': [2**32 + 3]}, f'ids holds {2**32 + 3}'),
+      ({'num_runs': 5, 'ids': [-1]}, 'ids holds -1'),
   )
   def test_bad_arguments_are_named(self, settings, message):
     ids = settings.pop('ids', np.arange(2))
@@ -243,6 +250,20 @@ class MeasureTest(parameterized.TestCase):
 
 
 class ExactTest(parameterized.TestCase):
+
+  @parameterized.parameters([[3.9]], [[2**32 + 3]], [[True]], [[-1]])
+  def test_ids_that_are_no_positions_are_refused(self, ids):
+    mechanism = SimpleNamespace(log_prob=lambda ids, params: np.zeros((1, 9)))
+    with self.assertRaisesRegex(ValueError, 'ids'):
+      deniability.exact(mechanism, ids, None, 5)
+
+  def test_counts_may_be_numpy_ints_and_no_floats(self):
+    mechanism = SimpleNamespace(
+        log_prob=lambda ids, params: np.log(np.full((1, 4), .25)))
+    with self.assertRaisesRegex(ValueError, 'num_runs=5.0'):
+      deniability.exact(mechanism, [1], None, 5.)
+    rows = deniability.exact(mechanism, np.int64([1]), None, np.int32(1))
+    np.testing.assert_allclose(rows.support, 1.)
 
   @parameterized.parameters(1, 2, 4)
   def test_support_equals_enumeration_of_every_run(self, num_runs):

@@ -432,11 +432,58 @@ class RefusalTest(FileTest):
       ({'input': '/'}, 'not a regular file'),
       ({'input': '/dev/null'}, 'not a regular file'),
       ({'output': '/nonexistent/dir/out'}, 'no directory'),
-      ({'output': '/'}, 'is a directory'))
+      ({'output': '/'}, 'is a directory'),
+      ({'output': '/tmp/' + 'o' * 240}, "output='.*name too long"),
+      ({'settings': (('beta', .1), ('beta', .2)), 'mechanism': 'tem'},
+       "'beta' is given twice"),
+      ({'mechanism': 'tem', 'settings': (('beta', 'x'),)}, "beta='x'"),
+      ({'mechanism': 'truncated_gumbel', 'epsilon': 60.,
+        'settings': (('max_candidates', True),)}, 'max_candidates=True'),
+      ({'mechanism': 'truncated_gumbel', 'epsilon': 60.,
+        'settings': (('geometry', 1),)}, "'geometry' is unknown.*'noise'"),
+      ({'settings': 3}, 'settings=3'), ({'settings': ('ab',)}, 'settings='),
+      ({'input': None}, 'input=None'), ({'input': 0}, 'input=0'),
+      ({'output': 3}, 'output=3'), ({'output': 'a\0b'}, 'output='),
+      ({'table': None}, 'table=None'), ({'overwrite': 'no'}, "overwrite='no'"),
+      ({'declare_public_table': 1}, 'declare_public_table=1'),
+      ({'mechanism': None}, 'mechanism=None'), ({'epsilon': '3'}, 'epsilon='),
+      ({'batch_size': 0}, 'batch_size=0'), ({'batch_size': -5}, 'batch_size'),
+      ({'batch_size': 1.5}, 'batch_size=1.5'),
+      ({'batch_size': 'x'}, "batch_size='x'"),
+      ({'batch_size': True}, 'batch_size=True'),
+      ({'batch_size': 2**22 + 1}, f'batch_size={2**22 + 1}'))
   def test_bad_settings_are_refused_and_nothing_is_written(self, fields, part):
     with self.assertRaisesRegex(ValueError, part):
       self.run_file(**fields)
     self.assert_untouched()
+
+  def test_a_directory_that_cannot_be_written_is_refused_before_the_scan(self):
+    # Root may write anywhere, so the file mode would not do.
+    with mock.patch.object(os, 'access', return_value=False), mock.patch.object(
+        text_stream, 'scan', side_effect=AssertionError):
+      with self.assertRaisesRegex(ValueError, 'output=.*cannot be written'):
+        self.run_file()
+    self.assert_untouched()
+
+  def test_a_table_that_holds_what_unk_writes_is_refused(self):
+    table = embeddings.make_table(['w1', '<unk>'], [[0.], [1.]])
+    embeddings.save(table, self.table)
+    with self.assertRaisesRegex(ValueError, "table=.*'<unk>'"):
+      self.run_file(oov='unk')
+    self.assert_untouched()
+
+  @parameterized.parameters(('Paris', True), ('Rome', False))
+  def test_unknown_words_that_the_table_capitalises_are_explained(
+      self, word, explained):
+    self.input.write_text('w1 paris', encoding='utf-8')
+    embeddings.save(embeddings.make_table(['w1', word], [[0.], [1.]]),
+                    self.table)
+    with self.assertRaises(ValueError) as caught:
+      self.run_file(oov='error')
+    self.assertIn("'paris' (line 1)", str(caught.exception))
+    self.assertEqual(
+        "lower-cased, and the table holds 'Paris'" in str(caught.exception),
+        explained)
 
   @parameterized.parameters(0, 2**32 - 1)
   def test_the_ends_of_the_seeds_are_accepted(self, seed):

@@ -143,6 +143,34 @@ class LawTest(parameterized.TestCase):
                                jnp.stack([draw(k) for k in keys]), atol=1e-6)
 
 
+class BadNumberTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (samplers.laplace, {'scale': -1.}),
+      (samplers.laplace, {'scale': math.nan}),
+      (samplers.laplace, {'scale': np.float32([1, -1])}),
+      (samplers.gumbel, {'scale': -1}), (samplers.gumbel, {'scale': math.nan}),
+      (samplers.truncated_gumbel, {'scale': np.float32(-2), 'bound': 1.}),
+      (samplers.truncated_gumbel, {'bound': 0., 'scale': 1.}),
+      (samplers.truncated_gumbel, {'bound': math.nan, 'scale': 1.}),
+      (samplers.multivariate_laplace, {'epsilon': 0.}),
+      (samplers.multivariate_laplace, {'epsilon': -1}),
+      (samplers.multivariate_laplace, {'epsilon': math.nan}),
+      (samplers.truncated_poisson, {'rate': -1., 'low': 1, 'high': 9}),
+      (samplers.truncated_poisson, {'rate': 0., 'low': 1, 'high': 9}),
+      (samplers.truncated_poisson, {'rate': math.nan, 'low': 1, 'high': 9}),
+      (samplers.truncated_poisson, {'rate': math.inf, 'low': 1, 'high': 9}))
+  def test_a_number_out_of_range_is_refused_by_name(self, fun, settings):
+    name = next(iter(settings))
+    with self.assertRaisesRegex(ValueError, f'{name}=.*must be'):
+      fun(jax.random.key(0), (3,), **settings)
+
+  def test_traced_numbers_are_not_looked_at(self):
+    shape = jax.eval_shape(
+        lambda x: samplers.laplace(jax.random.key(0), (3,), scale=x), -1.)
+    self.assertEqual(shape.shape, (3,))
+
+
 class ArgminTest(parameterized.TestCase):
 
   def test_three_values_match_the_integral(self):

@@ -4,9 +4,11 @@ A word's candidates depend on the word alone, so they are computed once, in
 ``calibrate``. The number of candidates K is truncated Poisson with rate ln V on
 1..V. The table holds the nearest ``k_max`` words; K between k_max and V is
 moved to V, "the whole vocabulary", which keeps every privacy argument (they
-use a lower bound on Pr(K = V)) and happens with probability under 1e-9.
+use a lower bound on Pr(K = V)). That happens with probability under 1e-9 for
+the default number of columns, and more often for a smaller ``max_candidates``.
 """
 
+import hashlib
 import math
 from typing import NamedTuple
 
@@ -33,7 +35,8 @@ def check_max_candidates(value, num_words):
   """Returns the number of table columns, or raises ValueError."""
   if value is None:
     return max_candidates(num_words)
-  if not (isinstance(value, (int, np.integer)) and value >= 1):
+  if isinstance(value, bool) or not isinstance(
+      value, (int, np.integer)) or value < 1:
     raise ValueError(f'max_candidates={value!r} must be a positive int or None')
   return min(int(value), num_words)
 
@@ -58,6 +61,7 @@ class Geometry(NamedTuple):
   diameter: float  # largest
   neighbor_ids: np.ndarray  # [V, k] int32, itself first
   neighbor_distances: np.ndarray  # [V, k] float64 from differences, ascending
+  digest: str  # SHA-256 of the vectors it was measured on
 
 
 def geometry(table, *, max_candidates=None):
@@ -78,7 +82,14 @@ def geometry(table, *, max_candidates=None):
   vectors = calibration.check_table(table)
   k_max = check_max_candidates(max_candidates, len(vectors))
   minimum, diameter = neighbors.distance_range(vectors)
-  return Geometry(minimum, diameter, *_neighbor_table(vectors, k_max))
+  return Geometry(minimum, diameter, *_neighbor_table(vectors, k_max),
+                  _digest(vectors))
+
+
+def _digest(vectors):
+  vectors = np.ascontiguousarray(vectors, '<f4')
+  return hashlib.sha256(f'{vectors.shape}'.encode() + vectors.tobytes()
+                        ).hexdigest()
 
 
 def check_geometry(given, table, max_candidates):
@@ -88,11 +99,18 @@ def check_geometry(given, table, max_candidates):
   if max_candidates is not None:
     raise ValueError(f'max_candidates={max_candidates!r} belongs to '
                      'candidates.geometry when geometry is given')
+  if not isinstance(given, Geometry):
+    raise ValueError(f'geometry={given!r} must be what '
+                     'candidates.geometry(table) returned, or None')
   rows = given.neighbor_ids.shape[0]
   if rows != len(table.words):
     raise ValueError(f'geometry is of {rows} words and the table has '
                      f'{len(table.words)}; measure it with '
                      'candidates.geometry(table)')
+  if given.digest != _digest(table.vectors):
+    raise ValueError('geometry was measured on other vectors than those of '
+                     'this table, so what it promises would be false; measure '
+                     'it with candidates.geometry(table)')
   return given
 
 

@@ -194,7 +194,7 @@ def log_prob(ids, params):
   The law of what :func:`privatize` draws, rerouted K included.
   """
   num_words, k_max = params.neighbor_ids.shape
-  calibration.check_ids(ids, num_words)
+  ids = calibration.flat_ids(ids, num_words)
   distance = distances(ids, params)
   rate = float(params.rate)
   logits = -rate * distance
@@ -202,7 +202,7 @@ def log_prob(ids, params):
   if not k_max:
     return whole
   pmf = candidates.count_probabilities(num_words, k_max)
-  near_ids = np.asarray(params.neighbor_ids)[np.asarray(ids).reshape(-1)]
+  near_ids = np.asarray(params.neighbor_ids)[ids]
   near = _log_near(np.take_along_axis(distance, near_ids, axis=1), pmf, rate)
   with np.errstate(divide='ignore'):
     out = whole + np.log(pmf[-1])

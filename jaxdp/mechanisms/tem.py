@@ -16,7 +16,11 @@ References: Carvalho et al. (2021), Algorithm 1.
 """
 
 import math
+import numbers
 
+import numpy as np
+
+from jaxdp.mechanisms import calibration
 from jaxdp.mechanisms import santext
 
 Params = santext.Params
@@ -41,13 +45,25 @@ def calibrate(table, *, epsilon, beta=0.001):
     ValueError: a bad table, epsilon or beta, or a beta so large for the table
       that gamma is not positive.
   """
-  if not 0 < beta < 1:
-    raise ValueError(f'beta={beta!r} must lie in (0, 1)')
-  odds = (1 - beta) * (len(table.words) - 1) / beta
-  if len(table.words) > 1 and odds <= 1:
+  _check_beta(beta)
+  epsilon = calibration.check_epsilon(epsilon)
+  num_words = len(calibration.check_table(table))
+  odds = (1 - beta) * (num_words - 1) / beta
+  if odds <= 1:
     raise ValueError(f'beta={beta!r} leaves gamma <= 0 for a table of '
-                     f'{len(table.words)} words; use a smaller beta')
-  epsilon = santext.calibration.check_epsilon(epsilon)
-  cap = 2 / epsilon * math.log(max(odds, 1.))
+                     f'{num_words} words; use a smaller beta')
+  cap = 2 / epsilon * math.log(odds)
+  limits = np.finfo(np.float32)
+  if cap < float(limits.tiny):
+    raise ValueError(f'epsilon={epsilon!r} gives gamma={cap:.3g}, which '
+                     'underflows float32; use a smaller epsilon')
+  # Beyond float32 it is beyond every distance too.
+  cap = cap if cap <= float(limits.max) else math.inf
   return santext.calibrate_capped(table, epsilon=epsilon, cap=cap,
                                   source='Carvalho et al. (2021), Theorem 1')
+
+
+def _check_beta(beta):
+  if isinstance(beta, bool) or not isinstance(beta, numbers.Real) or (
+      not 0 < beta < 1):
+    raise ValueError(f'beta={beta!r} must be a number in (0, 1)')
