@@ -45,13 +45,21 @@ from jaxdp import embeddings
 from jaxdp import guarantees
 from jaxdp import mechanisms
 from jaxdp import samplers
+from jaxdp.mechanisms import calibration
+from jaxdp.mechanisms import comparable
+from jaxdp.mechanisms import custext
 
 # These compute one row of probabilities for each distinct word of a batch.
 _ROW_A_WORD = ('tem', 'santext', 'gumbel_exponential')
 _DEFAULT_BATCH = 2**16
 _SMALLEST_BATCH = 2**10
+_LARGEST_BATCH = 2**22
 _KEY_BITS = 128
 _SAMPLE = 256  # words behind the distances on the card
+# Settings without a default that no command line can hold.
+_ARRAY_SETTINGS = {'syntax': 'classes'}
+# What a mechanism may take from Python alone.
+_NO_SETTINGS = {'table', 'epsilon', 'geometry', 'classes'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,8 +100,8 @@ def privatize_file(config, *, batch_size=None, checkpoint_seconds=1.,
 
   Args:
     config: the Config.
-    batch_size: words a device call; None chooses by mechanism and text. A run
-      that goes on keeps its own.
+    batch_size: words a device call, 1 to 2**22; None chooses by mechanism and
+      text. A run that goes on keeps its own.
     checkpoint_seconds: least time between two records of the state.
     block_bytes: bytes read at once.
 
@@ -106,9 +114,15 @@ def privatize_file(config, *, batch_size=None, checkpoint_seconds=1.,
     OSError: the disk is full, for one; the same command goes on.
   """
   mechanism = _check_config(config)
+  _check_batch_size(batch_size)
   files = text_checkpoint.Files.of(config.output)
   text_checkpoint.check_paths(config.input, config.table, files)
   table = _load_table(config.table)
+  if config.oov == 'unk' and text_stream.UNKNOWN_WORD in table.words:
+    raise ValueError(
+        f'table={config.table!r} holds the word {text_stream.UNKNOWN_WORD!r}, '
+        "which oov='unk' writes for a word that the table lacks; choose "
+        'another oov, or leave that word out with embeddings.subset')
   with open(config.input, 'rb') as file:
     identity = {
         'input': text_checkpoint.input_identity(file),
@@ -126,12 +140,13 @@ def privatize_file(config, *, batch_size=None, checkpoint_seconds=1.,
         params = _calibrate(config, mechanism, table, files)
       else:
         _refuse_existing(config)
-        scan = _scan(config, file, vocabulary, block_bytes)
+        scan = _scan(config, file, table, vocabulary, block_bytes)
         params = _calibrate(config, mechanism, table, files)
+        scan, num_kept = _without_kept(scan, file, table, params, block_bytes)
         record = text_checkpoint.new_record(
             identity, _key(config),
             batch_size=batch_size or _batch_size(config, scan.num_words),
-            card=_card(config, table, mechanism, params, scan))
+            card=_card(config, table, mechanism, params, scan, num_kept))
       replacer = text_stream.Replacer(
           mechanism, text_checkpoint.key_from_json(record['key']),
           _on_device(params), vocabulary, config.oov, record['batch_size'])
@@ -145,7 +160,24 @@ def privatize_file(config, *, batch_size=None, checkpoint_seconds=1.,
 
 def _check_config(config):
   """Returns the mechanism, or raises ValueError by the field's name."""
+  for name in ('input', 'output', 'table'):
+    text_checkpoint.check_path(name, getattr(config, name))
+  for name in ('overwrite', 'declare_public_table'):
+    if not isinstance(getattr(config, name), bool):
+      raise ValueError(f'{name}={getattr(config, name)!r} must be True or '
+                       'False')
+  if not isinstance(config.mechanism, str):
+    raise ValueError(f'mechanism={config.mechanism!r} must be one of '
+                     f'{mechanisms.names()}')
   mechanism = mechanisms.get(config.mechanism)
+  calibration.check_epsilon(config.epsilon, allow_infinite=True)
+  if config.mechanism in _ARRAY_SETTINGS:
+    name = _ARRAY_SETTINGS[config.mechanism]
+    raise ValueError(
+        f'mechanism={config.mechanism!r} needs {name!r}, an array with an '
+        'entry for each table word, which no flag can hold; call '
+        f'jaxdp.mechanisms.get({config.mechanism!r}) from Python, or choose '
+        'another mechanism')
   if config.oov not in guarantees.UNKNOWN_POLICIES:
     raise ValueError(f'oov={config.oov!r} must be one of '
                      f'{guarantees.UNKNOWN_POLICIES}')
@@ -156,16 +188,38 @@ def _check_config(config):
   if not (type(config.releases) is int and config.releases >= 1):
     raise ValueError(f'releases={config.releases!r} must be an integer >= 1; '
                      'it counts this release')
+  _check_settings(config, mechanism)
+  return mechanism
+
+
+def _check_settings(config, mechanism):
+  """Refuses settings that `calibrate` lacks or no command line can hold."""
+  settings = config.settings
+  if not isinstance(settings, (tuple, list)) or not all(
+      isinstance(pair, (tuple, list)) and len(pair) == 2
+      and isinstance(pair[0], str) for pair in settings):
+    raise ValueError(f'settings={settings!r} must be a tuple of (name, value) '
+                     'pairs')
   known = set(inspect.signature(mechanism.calibrate).parameters)
-  known -= {'table', 'epsilon'}
-  for name, value in config.settings:
+  known -= _NO_SETTINGS
+  seen = set()
+  for name, value in settings:
+    if name in seen:
+      raise ValueError(f'setting {name!r} is given twice; give it once')
+    seen.add(name)
     if not isinstance(value, (str, bool, int, float)):
       raise ValueError(f'setting {name}={value!r} must be a number, a boolean '
                        'or a word')
     if name not in known:
       raise ValueError(f'setting {name!r} is unknown to {config.mechanism}; it '
                        f'takes {sorted(known) or "none"}')
-  return mechanism
+
+
+def _check_batch_size(size):
+  if size is not None and not (
+      type(size) is int and 1 <= size <= _LARGEST_BATCH):
+    raise ValueError(f'batch_size={size!r} must be an int in [1, '
+                     f'{_LARGEST_BATCH}], or None')
 
 
 def _refuse_existing(config):
@@ -185,7 +239,7 @@ def _load_table(name):
                      ) from None
 
 
-def _scan(config, file, vocabulary, block_bytes):
+def _scan(config, file, table, vocabulary, block_bytes):
   """Reads the text once, so that a refusal comes before anything is written."""
   size = os.fstat(file.fileno()).st_size
   with records.Progress(size, unit='B') as progress:
@@ -196,8 +250,33 @@ def _scan(config, file, vocabulary, block_bytes):
                       for word, line in scan.examples)
     raise ValueError(
         f'input={config.input!r} has {scan.num_unknown} words that the table '
-        f'lacks, the first: {shown}; choose --oov=unk, uniform or keep')
+        f'lacks, the first: {shown}; choose --oov=unk, uniform or keep'
+        + _capitals(table.words, [word for word, _ in scan.examples]))
   return scan
+
+
+def _capitals(words, unknown):
+  """What to add where the table has an unknown word, but not in lower case."""
+  lowered = {word.lower(): word for word in words if word != word.lower()}
+  for word in unknown:
+    if word in lowered:
+      return (f'. Words of a text are lower-cased, and the table holds '
+              f'{lowered[word][:40]!r}: lower-case the words of the table')
+  return ''
+
+
+def _without_kept(scan, file, table, params, block_bytes):
+  """Returns (scan, tokens promised nothing); its longest line lacks them."""
+  if not hasattr(params, 'classes'):
+    return scan, 0
+  alone = comparable.alone(params.classes)
+  if not alone.any():
+    return scan, 0
+  words = [word for word, is_alone in zip(table.words, alone) if not is_alone]
+  rest = text_stream.scan(file, text_stream.Vocabulary(words),
+                          block_bytes=block_bytes)
+  return (scan._replace(longest_line=rest.longest_line),
+          rest.num_unknown - scan.num_unknown)
 
 
 def _key(config):
@@ -236,7 +315,7 @@ def _on_device(params):
       params)
 
 
-def _card(config, table, mechanism, params, scan):
+def _card(config, table, mechanism, params, scan, num_kept):
   """The guarantee card; made before the text, so that it cannot fail late."""
   public = config.table == 'embedded' or config.declare_public_table
   declared = 'declared' if public else 'unknown'
@@ -248,31 +327,48 @@ def _card(config, table, mechanism, params, scan):
       table_name=os.path.basename(config.table),
       table_digest=embeddings.digest(table), num_words=len(table.words),
       dimension=table.vectors.shape[1], num_tokens=scan.num_words,
-      num_unknown=scan.num_unknown, longest_line=scan.longest_line,
-      unknown_policy=config.oov, releases=config.releases,
-      public_table=declared, independent_vocabulary=declared,
+      num_kept=num_kept, num_unknown=scan.num_unknown,
+      longest_line=scan.longest_line, unknown_policy=config.oov,
+      releases=config.releases, public_table=declared,
+      independent_vocabulary=declared,
       entropy_bits=None if seeded else _KEY_BITS, is_seeded=seeded,
       key_storage=f'in {resume}, mode 0600, beside the output; deleted once '
       'the output was complete (what a disk keeps of deleted files stays)',
       **_distances(mechanism, params, len(table.words)))
   return card | {
       'distances_from': f'{_SAMPLE} words of the table at most, drawn with a '
-                        'fixed seed; the diameter is an upper bound',
+                        'fixed seed, and those comparable with them; the '
+                        'diameter is an upper bound',
       'after_the_mechanism': 'one space between output words that would touch',
       'made_with': f'jaxdp {jaxdp.__version__}, jax {jax.__version__}'}
 
 
 def _distances(mechanism, params, num_words):
   """Distances that give epsilon a meaning, from a fixed sample of the table."""
-  size = max(1, min(num_words, _SAMPLE, 2**24 // num_words))
-  ids = np.random.default_rng(0).choice(num_words, size, replace=False)
+  classes = np.asarray(getattr(params, 'classes', np.zeros(num_words, int)))
+  paired = np.flatnonzero(~comparable.alone(classes))
+  size = max(1, min(len(paired), _SAMPLE, 2**24 // num_words))
+  ids = paired[np.random.default_rng(0).choice(len(paired), size,
+                                               replace=False)]
   distance = np.array(mechanism.distances(ids.astype(np.int32), params))
-  # Any two words are at most twice as far apart as either is from a third.
-  diameter = 2 * distance.max(axis=1).min()
   distance[np.arange(size), ids] = np.nan
+  distance[np.isinf(distance)] = np.nan
   return {'neighbor_distance': float(np.median(np.nanmin(distance, axis=1))),
           'pair_distance': float(np.nanquantile(distance, 0.95)),
-          'diameter': float(diameter)}
+          'diameter': _diameter(params.guarantee, classes, ids, distance),
+          'incomparable_pairs': comparable.incomparable_pairs(classes)}
+
+
+def _diameter(guarantee, classes, ids, distance):
+  """A bound on the distance of comparable words; None if a class is missing."""
+  if guarantee.metric == custext.METRIC:
+    return 1.
+  own = classes[ids]
+  if set(own) != set(classes[~comparable.alone(classes)]):
+    return None
+  # Any two words are at most twice as far apart as either is from a third.
+  radius = 2 * np.nanmax(distance, axis=1)
+  return float(max(radius[own == c].min() for c in set(own)))
 
 
 def _run(job, replacer, file, checkpoint_seconds, block_bytes):
@@ -363,7 +459,7 @@ def define_flags():
   flags.DEFINE_multi_string('setting', [], 'name=value of the mechanism, as in '
                             '--setting=noise=clipped; may be repeated.')
   flags.DEFINE_integer('batch_size', None, 'Words a device call.',
-                       lower_bound=1)
+                       lower_bound=1, upper_bound=_LARGEST_BATCH)
 
 
 def parse_setting(text):

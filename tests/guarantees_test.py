@@ -411,9 +411,10 @@ class CardTest(parameterized.TestCase):
   def test_what_was_not_given_is_written_as_not_measured(self):
     bare = _card()
     full = _card(
-        neighbor_distance=1., pair_distance=2., diameter=3., num_tokens=9,
-        longest_line=4, entropy_bits=128, key_storage='memory of the process',
-        public_table='declared', independent_vocabulary='declared',
+        neighbor_distance=1., pair_distance=2., diameter=3.,
+        incomparable_pairs=0, num_tokens=9, longest_line=4, entropy_bits=128,
+        key_storage='memory of the process', public_table='declared',
+        independent_vocabulary='declared',
         measured=dict.fromkeys(
             ('unchanged_q50', 'unchanged_q90', 'support_q10', 'support_q50',
              'support_q90'), .5) | dict.fromkeys(
@@ -427,8 +428,9 @@ class CardTest(parameterized.TestCase):
           yield from keys(value, f'{prefix}{name}.')
     self.assertEqual(list(keys(bare)), list(keys(full)))
     text = guarantees.card_text(bare)
-    # 3 distances and 3 products, 2 bounds, 2 token counts, 9 measurements.
-    self.assertEqual(text.count(guarantees.NOT_MEASURED), 19)
+    # 3 distances and 3 products, the pairs, 2 bounds, 2 token counts, 9
+    # measurements.
+    self.assertEqual(text.count(guarantees.NOT_MEASURED), 20)
     self.assertEqual(text.count(': unknown\n'), 4)
     self.assertNotIn(guarantees.NOT_MEASURED, guarantees.card_text(full))
     self.assertIn('empirical, not a guarantee', text)
@@ -474,7 +476,10 @@ class CardTest(parameterized.TestCase):
   @parameterized.parameters(
       ({'table_digest': 'ab'}, 'table_digest'), ({'num_words': 0}, 'num_words'),
       ({'dimension': 1.5}, 'dimension'), ({'releases': 0}, 'releases'),
-      ({'diameter': -1.}, 'diameter'), ({'pair_distance': math.nan}, 'p95'),
+      ({'diameter': -1.}, 'diameter'),
+      ({'incomparable_pairs': 4951}, 'incomparable_pairs=4951'),
+      ({'incomparable_pairs': -1}, 'incomparable_pairs'),
+      ({'pair_distance': math.nan}, 'p95'),
       ({'num_tokens': 3, 'longest_line': 4}, 'num_tokens'),
       ({'num_tokens': 3, 'num_kept': 4}, 'num_tokens'),
       ({'num_kept': -1}, 'num_kept'), ({'num_unknown': 1}, 'num_unknown'),

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import re
 
 from absl.testing import parameterized
 import chex
@@ -432,10 +433,16 @@ class BadInputTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f'{bound:.6g}'):
       mech.calibrate(_table(), epsilon=bound)
 
-  @parameterized.product(name=mechanisms.names(), ids=([-1, 0], [0, 12]))
+  # The other two need another table or a setting; their own files ask them.
+  @parameterized.product(name=[n for n in mechanisms.names()
+                               if n not in ('hyperbolic', 'syntax')],
+                         ids=([-1, 0], [0, 12]))
   def test_ids_out_of_range_are_refused(self, name, ids):
     mech = mechanisms.get(name)
-    params = mech.calibrate(_table(), epsilon=1e4)
+    # Inside the unit ball, as one of the mechanisms wants.
+    table = _table()._replace(vectors=_table().vectors / np.float32(9))
+    settings = {'classes': np.zeros(12, int)} if name == 'syntax' else {}
+    params = mech.calibrate(table, epsilon=1e4, **settings)
     ids = np.array(ids)
     for call in (lambda: mech.privatize(jax.random.key(0), ids, params),
                  lambda: mech.log_prob(ids, params)):
@@ -482,6 +489,96 @@ class BadInputTest(parameterized.TestCase):
       sound(_table(), epsilon=big, max_candidates=0)
     with self.assertRaisesRegex(ValueError, 'geometry'):
       sound(_table(), epsilon=big, geometry=candidates.geometry(_table(30)))
+
+  @parameterized.product(
+      name=mechanisms.names(),
+      epsilon=(True, np.bool_(True), '3', b'3', 1e39, 10**400, -10**400))
+  def test_an_epsilon_that_is_no_float32_number_is_refused(self, name, epsilon):
+    with self.assertRaisesRegex(ValueError, 'epsilon'):
+      mechanisms.get(name).calibrate(_table(), epsilon=epsilon)
+
+  @parameterized.parameters('multivariate_laplace', 'vickrey', 'mahalanobis',
+                            'syntax')
+  def test_noise_that_overflows_is_refused_and_names_the_least_epsilon(
+      self, name):
+    calibrate = functools.partial(
+        mechanisms.get(name).calibrate,
+        **({'classes': np.zeros(12, int)} if name == 'syntax' else {}))
+    for epsilon in (1e-38, 1e-35, 1e-17):
+      with self.assertRaises(ValueError) as caught:
+        calibrate(_table(), epsilon=epsilon)
+      found = re.search(r'^epsilon=(\S+) is too small.* at least (\S+)$',
+                        str(caught.exception))
+      self.assertEqual(float(found[1]), epsilon)
+    least = float(found[2])
+    # Noise of e^-100 chance, squared and times four, is still a float32.
+    reach = (3 + math.sqrt(2 * 3 * 100) + 100) / least
+    self.assertLess(4 * reach**2, float(np.finfo(np.float32).max))
+    self.assertEqual(calibrate(_table(), epsilon=least).guarantee.epsilon,
+                     least)
+    long = _table()._replace(vectors=_table().vectors * np.float32(1e18))
+    with self.assertRaisesRegex(ValueError, 'table holds a vector of length'):
+      calibrate(long, epsilon=1.)
+
+  def test_the_least_epsilon_still_draws_words(self):
+    mech = mechanisms.get('multivariate_laplace')
+    params = mech.calibrate(_table(), epsilon=2e-16)
+    # The batch and table of other tests, so that nothing compiles again.
+    out = np.asarray(mech.privatize(
+        jax.random.key(0), np.zeros(300, np.int32), params))
+    self.assertBetween(out.min(), 0, 11)
+    self.assertBetween(out.max(), 0, 11)
+    self.assertGreater(len(set(out.tolist())), 3)
+
+  def test_an_infinite_epsilon_names_no_theorem(self):
+    calibrate = mechanisms.get('multivariate_laplace').calibrate
+    self.assertNotIn('Theorem', calibrate(
+        _table(), epsilon=math.inf).guarantee.source)
+    self.assertIn('Theorem', calibrate(_table(), epsilon=1.).guarantee.source)
+
+  @parameterized.parameters('x', None, True, math.nan, '0.1')
+  def test_a_beta_that_is_no_number_is_refused(self, beta):
+    with self.assertRaisesRegex(ValueError, 'beta='):
+      mechanisms.get('tem').calibrate(_table(), epsilon=1., beta=beta)
+
+  @parameterized.parameters(3, None, 'words')
+  def test_tem_names_a_table_that_is_none(self, table):
+    with self.assertRaisesRegex(ValueError, 'table'):
+      mechanisms.get('tem').calibrate(table, epsilon=1.)
+
+  def test_tem_refuses_a_cap_that_underflows_and_keeps_one_that_overflows(self):
+    calibrate = mechanisms.get('tem').calibrate
+    with self.assertRaisesRegex(ValueError, 'epsilon=3e.38.*underflows'):
+      calibrate(_table(), epsilon=3e38, beta=.9)
+    self.assertEqual(float(calibrate(_table(), epsilon=1e-39).cap), math.inf)
+
+  @parameterized.parameters('truncated_gumbel', 'gumbel_exponential', 'santext',
+                            'tem', 'custext', 'multivariate_laplace', 'vickrey')
+  def test_ids_of_distances_and_laws_are_checked_and_may_be_none(self, name):
+    mech = mechanisms.get(name)
+    params = mech.calibrate(_line(), epsilon=100.)
+    for call in (mech.distances, mech.log_prob):
+      for bad in ([-1], [5], [1.5], [True], np.uint64([2**63])):
+        with self.assertRaisesRegex(ValueError, 'ids'):
+          call(bad, params)
+      self.assertEqual(np.shape(call([], params)), (0, 5))
+
+  @parameterized.parameters('truncated_gumbel', 'gumbel_exponential')
+  def test_a_geometry_of_other_vectors_is_refused(self, name):
+    calibrate = functools.partial(mechanisms.get(name).calibrate, epsilon=1e4)
+    geometry = candidates.geometry(_table())
+    scaled = _table()._replace(vectors=_table().vectors * np.float32(100))
+    with self.assertRaisesRegex(ValueError, 'geometry.*other vectors'):
+      calibrate(scaled, geometry=geometry)
+    with self.assertRaisesRegex(ValueError, 'geometry=3'):
+      calibrate(scaled, geometry=3)
+    # Other words on the same vectors are the same geometry.
+    renamed = _table()._replace(words=tuple('abcdefghijkl'))
+    calibrate(renamed, geometry=geometry)
+
+  def test_max_candidates_is_no_boolean(self):
+    with self.assertRaisesRegex(ValueError, 'max_candidates=True'):
+      candidates.geometry(_table(), max_candidates=True)
 
 
 class CandidatesTest(parameterized.TestCase):

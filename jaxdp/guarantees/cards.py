@@ -45,6 +45,17 @@ def _reading(guarantee, distances):
   return out
 
 
+def _pairs(incomparable, num_words):
+  """Returns how many pairs of words there are and have no promise."""
+  total = num_words * (num_words - 1) // 2
+  if incomparable is not None and _count(
+      'incomparable_pairs', incomparable) > total:
+    raise ValueError(f'incomparable_pairs={incomparable} must be at most '
+                     f'{total}, all pairs of num_words={num_words}')
+  return {'pairs': total, 'pairs_at_infinite_distance': (
+      NOT_MEASURED if incomparable is None else int(incomparable))}
+
+
 def _text_bound(guarantee, num_words, diameter):
   """Returns the DP, no longer metric, of a text whose words all change."""
   distance = 1. if guarantee.is_pure else diameter
@@ -119,10 +130,11 @@ def _check_facts(settings, table_digest, *declared):
 
 def card(guarantee, *, mechanism, settings, table_name, table_digest,
          num_words, dimension, neighbor_distance=None, pair_distance=None,
-         diameter=None, num_tokens=None, num_kept=0, num_unknown=0,
-         longest_line=None, unknown_policy='error', releases=1, measured=None,
-         public_table='unknown', independent_vocabulary='unknown',
-         entropy_bits=None, is_seeded=False, key_storage='unknown'):
+         diameter=None, incomparable_pairs=None, num_tokens=None, num_kept=0,
+         num_unknown=0, longest_line=None, unknown_policy='error', releases=1,
+         measured=None, public_table='unknown',
+         independent_vocabulary='unknown', entropy_bits=None, is_seeded=False,
+         key_storage='unknown'):
   """Returns the guarantee card of one privatized file; holds no word of it.
 
   Args:
@@ -134,10 +146,11 @@ def card(guarantee, *, mechanism, settings, table_name, table_digest,
     num_words: V, words of the table.
     dimension: D of its vectors.
     neighbor_distance: median distance to the nearest neighbour, in the metric.
-    pair_distance: 95% quantile of the distance of two words.
-    diameter: largest distance of two words, or a bound on it.
+    pair_distance: 95% quantile of the distance of two comparable words.
+    diameter: largest distance of two comparable words, or a bound on it.
+    incomparable_pairs: pairs of table words at infinite distance.
     num_tokens: tokens of the file.
-    num_kept: table words that the mechanism does not protect.
+    num_kept: tokens of table words that the mechanism does not protect.
     num_unknown: tokens outside the table.
     longest_line: protected words of the longest line.
     unknown_policy: see `with_unknown_words`.
@@ -173,10 +186,14 @@ def card(guarantee, *, mechanism, settings, table_name, table_digest,
   if unknown_policy == 'keep':
     public.append('the unknown words')
   if num_kept:
-    public.append('the words that the mechanism kept')
+    public.append('the words that the mechanism does not protect')
+  if incomparable_pairs:
+    public.append('with which words each word is comparable')
   reading = _reading(guarantee, {
       'median_neighbor_distance': neighbor_distance,
       'p95_pair_distance': pair_distance, 'diameter': diameter})
+  num_words = _count('num_words', num_words, 1)
+  reading |= _pairs(incomparable_pairs, num_words)
   if diameter is not None:
     diameter = reading['diameter']
   return {
@@ -189,14 +206,15 @@ def card(guarantee, *, mechanism, settings, table_name, table_digest,
           'file': _text_bound(whole, protected, diameter)},
       'table': {
           'name': table_name, 'sha256': table_digest,
-          'num_words': _count('num_words', num_words, 1),
+          'num_words': num_words,
           'dimension': _count('dimension', dimension, 1),
           'trained_on_public_data': public_table,
           'vocabulary_independent_of_the_private_text': independent_vocabulary},
       'tokens': {
           'total': NOT_MEASURED if num_tokens is None else int(num_tokens),
           'protected': NOT_MEASURED if protected is None else protected,
-          'kept_by_the_mechanism': {'count': num_kept, 'protection': 'none'},
+          'not_protected_by_the_mechanism': {
+              'count': num_kept, 'protection': 'none'},
           'unknown': {
               'count': num_unknown, 'policy': unknown_policy,
               'what_happened': _FATES[unknown_policy],

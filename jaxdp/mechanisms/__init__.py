@@ -31,6 +31,12 @@ _MODULES = {
     'gumbel_exponential': 'gumbel_exponential',
     'tem': 'tem',
     'santext': 'santext',
+    'custext': 'custext',
+    'mahalanobis': 'mahalanobis',
+    'vickrey': 'vickrey',
+    'hyperbolic': 'hyperbolic',
+    'syntax': 'syntax',
+    'vmf': 'vmf',
 }
 
 

@@ -36,7 +36,7 @@ def log_prob(ids, vectors, *, rate, cap=math.inf):
   return logits - sp_special.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def draw(words, ids, vectors, *, rate, cap, active=None):
+def draw(words, ids, vectors, *, rate, cap, active=None, columns=None):
   """Draws one output for each token. Device, jittable.
 
   Args:
@@ -47,13 +47,15 @@ def draw(words, ids, vectors, *, rate, cap, active=None):
     cap: float32 ``[]``, in distance units; infinite for none.
     active: bool ``[B]``; tokens that are not cost nothing and get 0. None for
       all.
+    columns: int32 ``[S]``, the words that may come out; None for all.
 
   Returns:
     int32 ``[B]``. A word keeps its probability to about 2**-53.
   """
-  num_tokens, num_words = ids.shape[0], vectors.shape[0]
+  num_tokens = ids.shape[0]
+  num_words = vectors.shape[0] if columns is None else columns.shape[0]
   active = jnp.ones(ids.shape, bool) if active is None else active
-  order = jnp.argsort(jnp.where(active, ids, num_words))
+  order = jnp.argsort(jnp.where(active, ids, vectors.shape[0]))
   sorted_ids, sorted_active = ids[order], active[order]
   is_new = jnp.concatenate([jnp.ones((1,), bool),
                             sorted_ids[1:] != sorted_ids[:-1]]) & sorted_active
@@ -72,7 +74,7 @@ def draw(words, ids, vectors, *, rate, cap, active=None):
     first_row = i * block_rows
     firsts = jax.lax.dynamic_slice(starts, (first_row,), (block_rows + 1,))
     row_ids = sorted_ids[jnp.minimum(firsts[:-1], num_tokens - 1)]
-    law = _block_law(row_ids, vectors, rate, cap)
+    law = _block_law(row_ids, vectors, rate, cap, columns)
     first, last = firsts[0], firsts[-1]
 
     def token_tile(j, out):
@@ -86,37 +88,45 @@ def draw(words, ids, vectors, *, rate, cap, active=None):
 
   out = jnp.zeros((num_tokens,), jnp.int32)
   out = jax.lax.fori_loop(0, -(-num_rows // block_rows), row_block, out)
-  return jnp.zeros_like(out).at[order].set(out)
+  out = jnp.zeros_like(out).at[order].set(out)
+  return out if columns is None else jnp.where(active, columns[out], 0)
 
 
-def _block_law(row_ids, vectors, rate, cap):
+def _block_law(row_ids, vectors, rate, cap, columns):
   """Weights [U, G, W] and cumulative group sums [U, G], float64.
 
   W is near sqrt(V): inverting first over groups, then within one, costs
   2 sqrt(V) a token where a flat inversion costs V.
   """
-  num_words = vectors.shape[0]
+  num_words = vectors.shape[0] if columns is None else columns.shape[0]
   width = 2 ** math.ceil(math.log2(max(num_words, 2)) / 2)
   groups = -(-num_words // width)
   with jax.enable_x64(True):
-    distance = _distances(row_ids, vectors)
+    distance = _distances(row_ids, vectors, columns)
     rate, cap = rate.astype(jnp.float64), cap.astype(jnp.float64)
-    weights = jnp.exp(-rate * jnp.minimum(distance, cap))
+    distance = jnp.minimum(distance, cap)
+    if columns is not None:
+      # A word that may not come out itself can be far from all that may: then
+      # every weight of its row would underflow.
+      distance -= jnp.min(distance, axis=1, keepdims=True)
+    weights = jnp.exp(-rate * distance)
     weights = jnp.pad(weights, ((0, 0), (0, groups * width - num_words)))
     weights = weights.reshape(-1, groups, width)
     return weights, jnp.cumsum(jnp.sum(weights, axis=2), axis=1)
 
 
-def _distances(row_ids, vectors):
-  """Euclidean distances [U, V] in float64; call inside an x64 scope."""
+def _distances(row_ids, vectors, columns):
+  """Euclidean distances [U, S] in float64; call inside an x64 scope."""
   table = vectors.astype(jnp.float64)
-  rows = table[row_ids]
+  rows, names = table[row_ids], jnp.arange(table.shape[0], dtype=row_ids.dtype)
+  sq_norms = jnp.sum(table * table, axis=1)
+  own_sq_norms = sq_norms[row_ids][:, None]
+  if columns is not None:
+    table, sq_norms, names = table[columns], sq_norms[columns], columns
   # In float64 the Gram form is good to 1e-16 |x|^2 / d; a word to itself is 0.
   dots = jnp.matmul(rows, table.T, precision=jax.lax.Precision.HIGHEST)
-  sq_norms = jnp.sum(table * table, axis=1)
-  sq_distance = sq_norms[row_ids][:, None] + sq_norms[None] - 2 * dots
-  columns = jnp.arange(table.shape[0], dtype=row_ids.dtype)
-  own = row_ids[:, None] == columns[None]
+  sq_distance = own_sq_norms + sq_norms[None] - 2 * dots
+  own = row_ids[:, None] == names[None]
   return jnp.where(own, 0., jnp.sqrt(jnp.maximum(sq_distance, 0.)))
 
 

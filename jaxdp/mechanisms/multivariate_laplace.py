@@ -44,15 +44,19 @@ def calibrate(table, *, epsilon):
     Params; its guarantee is *proved* for real arithmetic.
 
   Raises:
-    ValueError: a bad table or epsilon.
+    ValueError: a bad table; an epsilon that is none, or so small that its
+      noise overflows float32.
   """
   epsilon = calibration.check_epsilon(epsilon, allow_infinite=True)
   vectors = calibration.check_table(table)
+  calibration.check_noise(epsilon, vectors)
+  promised = not math.isinf(epsilon)
   guarantee = guarantees.Guarantee(
       epsilon=epsilon, delta=0., metric='l2', unit='per unit distance',
       relation=calibration.RELATION,
-      status='none' if math.isinf(epsilon) else 'proved',
-      source='Feyisetan et al. (2020), Theorem 1',
+      status='proved' if promised else 'none',
+      source='Feyisetan et al. (2020), Theorem 1' if promised else (
+          'no noise: the input is returned'),
       conditions=calibration.REAL_CONDITIONS)
   return Params(vectors, calibration.float32_at_most(epsilon), guarantee)
 
@@ -87,11 +91,17 @@ def privatize(key, ids, params, start=0):
 @jax.jit
 def _privatize(key, ids, params, start):
   vectors = jnp.asarray(params.vectors)
+  noisy = noisy_vectors(key, ids.reshape(-1), vectors, params.epsilon, start)
+  nearest, _ = neighbors.nearest(noisy, vectors)
+  return nearest.reshape(ids.shape)
+
+
+def noisy_vectors(key, ids, vectors, epsilon, start):
+  """Returns the vectors of ids [B] plus noise, float32 [B, D]. Jittable."""
   keys = samplers.element_keys(key, samplers.VECTOR_NOISE, start, ids.size)
   noise = samplers.map_elements(lambda k: samplers.multivariate_laplace(
-      k, vectors.shape[1:], epsilon=params.epsilon), keys)
-  nearest, _ = neighbors.nearest(vectors[ids.reshape(-1)] + noise, vectors)
-  return nearest.reshape(ids.shape)
+      k, vectors.shape[1:], epsilon=epsilon), keys)
+  return vectors[ids] + noise
 
 
 def log_prob(ids, params):
@@ -103,7 +113,7 @@ def log_prob(ids, params):
   Raises:
     ValueError: D > 1; use ``deniability.measure`` or an audit by trials.
   """
-  calibration.check_ids(ids, params.vectors.shape[0])
+  ids = calibration.flat_ids(ids, params.vectors.shape[0])
   vectors = np.asarray(params.vectors, np.float64)
   if vectors.shape[1] != 1:
     raise ValueError(
@@ -113,14 +123,14 @@ def log_prob(ids, params):
   order = np.argsort(line)
   middle = (line[order][1:] + line[order][:-1]) / 2
   edges = np.concatenate([[-np.inf], middle, [np.inf]])
-  shifted = edges[None] - line[np.asarray(ids).reshape(-1)][:, None]
+  shifted = edges[None] - line[ids][:, None]
   out = np.empty((len(shifted), len(line)))
-  out[:, order] = _log_interval(float(params.epsilon) * shifted)
+  out[:, order] = log_interval(float(params.epsilon) * shifted)
   return out
 
 
-def _log_interval(edges):
-  """Log mass of a unit Laplace between neighbouring edges, row by row."""
+def log_interval(edges):
+  """Log mass of a unit Laplace between neighbouring edges [B, n] of a row."""
   low, high = edges[:, :-1], edges[:, 1:]
   # Mirror intervals right of 0 to the left tail, where the CDF is e^x / 2.
   mirrored = low > 0

@@ -3,8 +3,9 @@ r"""SanText: the exponential mechanism over the whole table.
 .. math::  P(y \mid w) \propto e^{-\epsilon d(w, y) / 2}
 
 *proved*: the numerator and the normaliser each change by at most
-:math:`e^{\epsilon d(w, w') / 2}` (triangle inequality). SanText+, which keeps
-"non-sensitive" words, is another mechanism and promises less.
+:math:`e^{\epsilon d(w, w') / 2}` (triangle inequality). SanText+, the setting
+``sensitive``, protects some of the words and is written down in
+``santext_plus``.
 
 References: Yue et al. (2021), Section 4.1, Theorem 1.
 """
@@ -20,6 +21,9 @@ from jaxdp import guarantees
 from jaxdp import samplers
 from jaxdp.mechanisms import calibration
 from jaxdp.mechanisms import exponential
+from jaxdp.mechanisms import santext_plus
+
+_KEEP_PROBABILITY = 0.8  # p = 0.2 in Yue et al.
 
 
 class Params(NamedTuple):
@@ -30,19 +34,32 @@ class Params(NamedTuple):
   guarantee: guarantees.Guarantee
 
 
-def calibrate(table, *, epsilon):
-  """Calibrates SanText.
+def calibrate(table, *, epsilon, sensitive=None,
+              keep_probability=_KEEP_PROBABILITY):
+  """Calibrates SanText, or SanText+ where ``sensitive`` is given.
 
   Args:
     table: EmbeddingTable of at least two distinct words and vectors.
     epsilon: budget > 0 per unit Euclidean distance.
+    sensitive: None protects every word. SanText+: a fraction in (0, 1), that
+      share of the words (rounded up) from the END of the table, whose most
+      frequent words come first; or a bool ``[V]`` array. Public either way.
+    keep_probability: SanText+: chance in [0, 1] that a word that is not
+      sensitive is kept as it is.
 
   Returns:
-    Params; its guarantee is *proved* for real arithmetic.
+    Params, or ``santext_plus.Params``; the guarantee is *proved* for real
+    arithmetic. That of SanText+ promises nothing to words not sensitive.
 
   Raises:
-    ValueError: a bad table or epsilon.
+    ValueError: a bad table, epsilon or setting.
   """
+  if sensitive is not None:
+    return santext_plus.calibrate(table, epsilon=epsilon, sensitive=sensitive,
+                                  keep_probability=keep_probability)
+  if keep_probability != _KEEP_PROBABILITY:
+    raise ValueError(f'keep_probability={keep_probability!r} has no meaning '
+                     'without sensitive, which says who may be kept')
   return calibrate_capped(table, epsilon=epsilon, cap=math.inf,
                           source='Yue et al. (2021), Theorem 1')
 
@@ -68,7 +85,7 @@ def privatize(key, ids, params, start=0):
   Args:
     key: typed key; consumed.
     ids: int32 word ids, any shape.
-    params: Params of :func:`calibrate`.
+    params: what :func:`calibrate` returned.
     start: index of the first element; see ``samplers.split_index``.
 
   Returns:
@@ -81,6 +98,8 @@ def privatize(key, ids, params, start=0):
   ids = jnp.asarray(ids, jnp.int32)
   if not ids.size:
     return ids
+  if isinstance(params, santext_plus.Params):
+    return santext_plus.privatize(key, ids, params, start)
   # Without the static guarantee: another budget does not compile again.
   return _privatize(key, ids, params._replace(guarantee=None),
                     samplers.split_index(start))
@@ -99,10 +118,18 @@ def _privatize(key, ids, params, start):
 def log_prob(ids, params):
   """Returns log Pr(output = column | ids), host float64 [B, V]."""
   calibration.check_ids(ids, params.vectors.shape[0])
+  if isinstance(params, santext_plus.Params):
+    return santext_plus.log_prob(ids, params)
   return exponential.log_prob(ids, params.vectors, rate=params.rate,
                               cap=params.cap)
 
 
 def distances(ids, params):
-  """Returns the guarantee's metric, Euclidean, host float64 [B, V]."""
+  """Returns the guarantee's metric, host float64 [B, V].
+
+  Euclidean; in SanText+ infinite between a word that is not sensitive and any
+  other.
+  """
+  if isinstance(params, santext_plus.Params):
+    return santext_plus.distances(ids, params)
   return calibration.l2_distances(ids, params.vectors)
