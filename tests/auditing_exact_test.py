@@ -92,6 +92,49 @@ class ExactMetricEpsilonTest(parameterized.TestCase):
     self.assertEqual(epsilon, math.inf)
     self.assertEqual(triple, (2, 0, 2))
 
+  @parameterized.parameters(9, 127, 128, 129, 300)
+  def test_incomparable_words_add_nothing_whatever_their_laws(self, num_words):
+    # Three islands, interleaved, each with outputs of its own.
+    log_probs, distances = _random(num_words, num_words)
+    island = np.arange(num_words) % 3
+    apart = island[:, None] != island
+    log_probs[apart] = -np.inf
+    log_probs -= np.log(np.exp(log_probs).sum(1, keepdims=True))
+    extended = np.where(apart, np.inf, distances)
+    result = auditing.exact_metric_epsilon(log_probs, extended)
+    alone = [auditing.exact_metric_epsilon(
+        log_probs[np.ix_(island == i, island == i)],
+        distances[np.ix_(island == i, island == i)]) for i in range(3)]
+    best = max(range(3), key=lambda i: alone[i].epsilon)
+    self.assertEqual(result.epsilon, alone[best].epsilon)
+    self.assertEqual(result.triple,
+                     tuple(3 * k + best for k in alone[best].triple))
+    self.assertBetween(result.epsilon, .1, 1e6)
+    # The same laws under a finite distance.
+    w, w_prime = num_words - 1, num_words - 2
+    extended[w, w_prime] = extended[w_prime, w] = 1e6
+    result = auditing.exact_metric_epsilon(log_probs, extended)
+    self.assertEqual(result.epsilon, math.inf)
+    self.assertCountEqual(result.triple[:2], (w, w_prime))
+    self.assertEqual(island[result.triple[2]], island[result.triple[0]])
+
+  def test_infinite_distance_does_not_hide_a_comparable_differing_support(self):
+    distances = np.array([[0., np.inf, 1.], [np.inf, 0., np.inf],
+                          [1., np.inf, 0.]])
+    with np.errstate(divide='ignore'):
+      law = np.log([[.5, .5, 0.], [0., .5, .5], [.5, .5, 0.]])
+      hole = np.log([[1., 0., 0.], [0., .5, .5], [.5, .5, 0.]])
+    self.assertEqual(auditing.exact_metric_epsilon(law, distances),
+                     (0., (0, 2, 0)))
+    self.assertEqual(auditing.exact_metric_epsilon(hole, distances),
+                     (math.inf, (2, 0, 1)))
+
+  def test_words_none_of_which_compare_have_epsilon_zero_and_no_witness(self):
+    law = np.log([[.75, .25], [.25, .75]])
+    self.assertEqual(
+        auditing.exact_metric_epsilon(law, [[0., np.inf], [np.inf, 0.]]),
+        (0., None))
+
   def test_words_at_distance_zero_must_have_equal_laws(self):
     distances = np.array([[0., 0., 1.], [0., 0., 1.], [1., 1., 0.]])
     law = np.log([[.5, .25, .25], [.5, .25, .25], [.25, .25, .5]])
@@ -133,7 +176,9 @@ class ExactMetricEpsilonTest(parameterized.TestCase):
       (None, np.zeros((3, 3)), r'distances of shape \(3, 3\)'),
       (None, [[0., -1.], [-1., 0.]], r'distances\[0, 1\]=-1.0'),
       (None, [[0., np.nan], [1., 0.]], r'distances\[0, 1\]=nan'),
-      (None, [[0., np.inf], [np.inf, 0.]], r'distances\[0, 1\]=inf'),
+      (None, [[0., np.inf], [1., 0.]], 'symmetric'),
+      (None, [[0., -np.inf], [-np.inf, 0.]], r'distances\[0, 1\]=-inf'),
+      (None, [[np.inf, 1.], [1., np.inf]], r'distances\[0, 0\]=inf'),
       (None, [[0., 1.], [2., 0.]], 'symmetric'),
       (None, [[0., 1.], [1., .1]], r'distances\[1, 1\]=0.1'))
   def test_refuses_bad_arrays_by_name(self, log_probs, distances, message):
@@ -204,6 +249,29 @@ class TheoremOneTest(parameterized.TestCase):
     ratio = self._measured(math.exp(20), 'truncated')
     self.assertBetween(ratio, 6.5e-9, 8.5e-9)
     self.assertAlmostEqual(ratio * 1e9, 7.841668, places=5)
+
+  def test_on_300_words_the_truncated_reading_exceeds_the_claim_too(self):
+    num_words, (w, w_prime, u) = 300, (1, 54, 286)
+    vectors = np.random.default_rng(1).normal(size=(num_words, 50))
+    distances = np.sqrt(((vectors[:, None] - vectors) ** 2).sum(-1))
+    minimum = distances[~np.eye(num_words, dtype=bool)].min()
+    epsilon = 1.01 * (5 + 2 * math.log(num_words)) / minimum
+    diameter = distances.max()
+    scale = truncated_gumbel_law.paper_scale(
+        epsilon, num_words, diameter, minimum)
+    # One pair is a lower bound of what all pairs have.
+    ratios = {}
+    for noise in ('truncated', 'untruncated'):
+      law = truncated_gumbel_law.law(
+          distances[[w, w_prime]], scale=scale, bound=diameter, noise=noise)
+      gap = abs(law.log_prob[0, u] - law.log_prob[1, u]) - law.error[:, u].sum()
+      ratios[noise] = gap / distances[w, w_prime] / epsilon
+      if noise == 'truncated':
+        np.testing.assert_allclose(
+            law.log_prob[:, u], [-44.159433, -16.346374], atol=1e-6)
+    self.assertAlmostEqual(distances[w, w_prime], 6.4986, places=4)
+    self.assertAlmostEqual(ratios['truncated'], 1.565328, places=6)
+    self.assertLess(ratios['untruncated'], 1.)
 
 
 if __name__ == '__main__':

@@ -15,8 +15,34 @@ so it audits ours and anyone's alike. Modules load when a name is first used.
 import importlib
 
 _HOMES = {
+    'EpsilonBound': 'bounds',
+    'GaussianDpBound': 'bounds',
+    'delta_lower_bound': 'bounds',
+    'epsilon_ceiling': 'bounds',
+    'epsilon_lower_bound': 'bounds',
+    'epsilon_lower_bound_assuming_gaussian_dp': 'bounds',
+    'epsilon_point': 'bounds',
+    'multi_split_bound': 'bounds',
+    'one_run_epsilon_lower_bound': 'bounds',
+    'BettingResult': 'betting',
+    'Bettor': 'betting',
+    'betting_test': 'betting',
+    'ReplayResult': 'same_key_replay',
+    'replay': 'same_key_replay',
+    'AuditResult': 'black_box',
+    'audit': 'black_box',
+    'audit_sweep': 'black_box',
     'ExactEpsilon': 'exact',
     'exact_metric_epsilon': 'exact',
+    'MetricEpsilon': 'metric',
+    'metric_epsilon_lower_bound': 'metric',
+    'exponential_metric_epsilon': 'metric',
+    'SampledEpsilon': 'sampled',
+    'sampled_epsilon_lower_bound': 'sampled',
+    'Law': 'enumeration',
+    'enumerate_law': 'enumeration',
+    'exact_delta': 'enumeration',
+    'exact_epsilon': 'enumeration',
 }
 
 __all__ = list(_HOMES)

@@ -9,7 +9,8 @@ output, so the least epsilon that holds is a maximum over three indices,
     \frac{|\log P(u | w) - \log P(u | w')|}{d(w, w')} .
 
 All triples are looked at: the result is 'exact', not a lower bound, up to the
-error of the log-probabilities given.
+error of the log-probabilities given. Two inputs at infinite distance are not
+comparable: metric privacy promises nothing between them, whatever their laws.
 
 Example:
   >>> distances = np.abs(np.subtract.outer([0., 1., 3.], [0., 1., 3.]))
@@ -36,7 +37,7 @@ class ExactEpsilon(NamedTuple):
   """The least epsilon of a law, and a triple that needs all of it."""
 
   epsilon: float  # per unit distance
-  triple: tuple  # (w, w', u) ints: output u is likelier from w than from w'
+  triple: tuple | None  # (w, w', u) ints: u is likelier from w than from w'
 
 
 def exact_metric_epsilon(log_probs, distances, *, log_prob_error=0.,
@@ -45,13 +46,15 @@ def exact_metric_epsilon(log_probs, distances, *, log_prob_error=0.,
 
   Both zero probabilities make a ratio of one; one zero makes epsilon infinite.
   Two words at distance zero add nothing when their laws are equal to the last
-  bit and make epsilon infinite otherwise. Takes O(V^3) time (a minute
-  at V = 4,000 on two cores) and O(V^2) memory.
+  bit and make epsilon infinite otherwise. Two words at infinite distance add
+  nothing, even where one allows an output that the other does not. Takes O(V^3)
+  time (a minute at V = 4,000 on two cores) and O(V^2) memory.
 
   Args:
     log_probs: ``[V, V]``, row ``w`` is log P(output = u | input = w), natural.
-    distances: ``[V, V]``, unsquared, symmetric, zero on the diagonal; of two
-      entries that differ by rounding the smaller counts.
+    distances: ``[V, V]``, unsquared, symmetric, zero on the diagonal, infinite
+      for words that are not comparable; of two entries that differ by rounding
+      the smaller counts.
     log_prob_error: bound on the absolute error of each log-probability, a
       scalar, ``[V]`` for each input or ``[V, V]``. It rounds epsilon UP: a
       pair's ratio grows by the largest error of either row, so a scalar adds
@@ -61,28 +64,30 @@ def exact_metric_epsilon(log_probs, distances, *, log_prob_error=0.,
   Returns:
     :class:`ExactEpsilon`: ``(epsilon, (w, w', u))``, a float, measured
     'exact' up to ``log_prob_error``, and ints. ``u`` is likelier from ``w``
-    than from ``w'``; equals 0. with indices (0, 1, 0) when all laws agree and
-    no error is given.
+    than from ``w'``. Where all laws agree and no error is given it is 0. with
+    the first comparable pair and output 0; where no two words are comparable
+    it is 0. with None for the triple.
 
   Raises:
     ValueError: shapes do not match; fewer than 2 or more than 4,000 words; a
-      NaN; a row that does not sum to one; distances that are negative,
-      infinite, not symmetric or not zero on the diagonal; a negative error.
+      NaN; a row that does not sum to one; distances that are negative, not
+      symmetric or not zero on the diagonal; an error that is negative or not
+      finite.
   """
   log_probs = _check_log_probs(log_probs, tolerance)
   num_words = len(log_probs)
   distances = _check_distances(distances, num_words)
   error = _row_errors(log_prob_error, num_words)
   possible = np.isfinite(log_probs)
-  if not (possible == possible[0]).all():
-    return _differing_support(possible)
-  log_probs = np.where(possible, log_probs, 0.)
+  support = _supports(possible)
+  finite = np.where(possible, log_probs, 0.)
 
   def block_worst(start):
     # The Chebyshev distance of two rows is their largest log-ratio; it comes
     # without a [V, V, V] array.
     rows = slice(start, start + _BLOCK)
-    gap = spatial.cdist(log_probs[rows], log_probs[start:], 'chebyshev')
+    gap = spatial.cdist(finite[rows], finite[start:], 'chebyshev')
+    gap[support[rows, None] != support[None, start:]] = np.inf
     return _block_worst(gap, distances[rows, start:],
                         error[rows, None] + error[None, start:], start)
 
@@ -90,11 +95,22 @@ def exact_metric_epsilon(log_probs, distances, *, log_prob_error=0.,
   with futures.ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
     worst = list(pool.map(block_worst, range(0, num_words, _BLOCK)))
   epsilon, w, w_prime = max(worst, key=lambda block: block[0])
-  difference = log_probs[w] - log_probs[w_prime]
+  if epsilon < 0:
+    return ExactEpsilon(0., None)
+  return ExactEpsilon(
+      epsilon, witness(log_probs[w], log_probs[w_prime], w, w_prime))
+
+
+def witness(log_prob, log_prob_prime, w, w_prime):
+  """The triple (w, w', u) that shows the largest log-ratio of two laws [U]."""
+  with np.errstate(invalid='ignore'):
+    difference = log_prob - log_prob_prime
+  # Impossible under both, minus infinity twice: no difference.
+  difference = np.where(np.isnan(difference), 0., difference)
   u = int(np.argmax(np.abs(difference)))
   if difference[u] < 0:
     w, w_prime = w_prime, w
-  return ExactEpsilon(epsilon, (w, w_prime, u))
+  return w, w_prime, u
 
 
 def _block_worst(gap, distance, error, start):
@@ -102,18 +118,19 @@ def _block_worst(gap, distance, error, start):
   with np.errstate(divide='ignore', invalid='ignore'):
     ratio = (gap + error) / distance
   ratio = np.where(distance == 0, np.where(gap == 0, 0., np.inf), ratio)
+  ratio[np.isinf(distance)] = -1.
   # A word with itself, and pairs that the block holds the other way round.
   ratio[np.tril_indices(len(ratio), m=ratio.shape[1])] = -1.
   row, column = np.unravel_index(np.argmax(ratio), ratio.shape)
   return float(ratio[row, column]), int(row) + start, int(column) + start
 
 
-def _differing_support(possible):
-  """Infinite epsilon: an output that one input allows and another does not."""
-  other = int(np.argmax((possible != possible[0]).any(axis=1)))
-  u = int(np.argmax(possible[other] != possible[0]))
-  w, w_prime = (0, other) if possible[0, u] else (other, 0)
-  return ExactEpsilon(np.inf, (w, w_prime, u))
+def _supports(possible):
+  """A number for each row, [V]: equal where the same outputs are possible."""
+  if (possible == possible[0]).all():
+    return np.zeros(len(possible), int)
+  packed = np.packbits(possible, axis=1)
+  return np.unique(packed, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _row_errors(log_prob_error, num_words):
@@ -164,12 +181,15 @@ def _check_distances(distances, num_words):
   if distances.shape != (num_words, num_words):
     raise ValueError(f'distances of shape {distances.shape} must match '
                      f'log_probs, ({num_words}, {num_words})')
-  bad = ~(np.isfinite(distances) & (distances >= 0))
+  bad = ~(distances >= 0)
   if bad.any():
     w, v = _first(bad)
-    raise ValueError(f'distances[{w}, {v}]={distances[w, v]} must be finite '
-                     'and not negative')
-  bad = np.abs(distances - distances.T) > 1e-6 * distances
+    raise ValueError(f'distances[{w}, {v}]={distances[w, v]} must not be '
+                     'negative; infinite is for words that are not comparable')
+  infinite = np.isinf(distances)
+  with np.errstate(invalid='ignore'):
+    bad = np.abs(distances - distances.T) > 1e-6 * distances
+  bad |= infinite != infinite.T
   if bad.any():
     w, v = _first(bad)
     raise ValueError(f'distances[{w}, {v}]={distances[w, v]} but the other way '

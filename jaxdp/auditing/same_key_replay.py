@@ -1,0 +1,154 @@
+r"""Runs a mechanism twice on the same randomness and measures what is left.
+
+An additive mechanism is a signal plus noise that does not look at the input,
+:math:`M(k, x) = s(x) + Z(k)`. With the same key the noise cancels,
+
+.. math:: M(k, x) - M(k, x') = s(x) - s(x'),
+
+and what is left is the signal that the noise must hide: its norm is compared
+with the sensitivity to which the noise was declared to be scaled. Exact and
+deterministic, where a statistical audit needs thousands of runs; but it sees
+one pair of inputs, and only the scale's numerator, not the noise.
+
+The function under audit runs where it runs, on the device if it is jitted, and
+as the caller compiled it; the rest is NumPy float64 on the host.
+
+Example:
+  >>> import jax
+  >>> import jax.numpy as jnp
+  >>> def adept(key, x):  # noise for a sensitivity of 1 whatever the dimension
+  ...   return x + jax.random.laplace(key, x.shape)
+  >>> result = replay(adept, jnp.zeros(8), jnp.ones(8), key=jax.random.key(0),
+  ...                 claimed_sensitivity=1.)
+  >>> round(result.sensitivity, 4), result.verdict
+  (8.0, 'violated')
+
+References:
+  Cebere et al. (2026), Re:cord-play <https://arxiv.org/abs/2602.17454>.
+  Habernal (2021), When differential privacy meets NLP: the devil is in the
+    detail <https://arxiv.org/abs/2109.03175>.
+"""
+
+from typing import NamedTuple
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import samplers
+
+# Roundings that an output may carry, each half a unit in its last place.
+_ROUNDINGS = 8
+
+
+class ReplayResult(NamedTuple):
+  """The measured and the declared sensitivity on one pair of inputs."""
+
+  sensitivity: float  # max over keys of |M(k, x) - M(k, x')|, in data units
+  claimed: float  # in data units
+  verdict: str  # 'violated' or 'not violated'
+  noise_cancels: bool  # the difference is the same for every key
+  note: str  # empty, or why the check does not apply
+
+
+def replay(fun, x, x_prime, *, key, num_keys=1, claimed_sensitivity, order=1):
+  r"""Compares a mechanism's signal with the sensitivity its noise was made for.
+
+  ``verdict`` is 'violated' when the difference exceeds the claim by more than
+  the output's own rounding. It is 'not violated' as well when the noise does
+  not cancel, since then the difference measures nothing: ``noise_cancels`` is
+  False and ``note`` says that the check does not apply. At least two keys are
+  run to see this; a mechanism with few outputs may need more to show it.
+
+  Deterministic in ``key``. Warns with ``UserWarning`` when ``fun`` ignores its
+  key.
+
+  Args:
+    fun: ``fun(key, x) -> y``, any pytree of floating arrays; jitted or not.
+    x: input, any pytree that ``fun`` takes.
+    x_prime: neighbouring input; its output has the same shapes.
+    key: typed key; consumed.
+    num_keys: how many keys the difference is measured on, >= 1.
+    claimed_sensitivity: declared bound on the difference, > 0, in data units.
+    order: of the norm over all leaves together: 1 for Laplace, 2 for Gaussian
+      noise, up to ``np.inf``.
+
+  Returns:
+    :class:`ReplayResult`.
+
+  Raises:
+    ValueError: an argument is out of its range; outputs are not floating, not
+      finite, or differ in structure.
+
+  References: Cebere et al. (2026).
+  """
+  _check_settings(num_keys, claimed_sensitivity, order)
+  keys = samplers.element_keys(key, samplers.TRIAL, 0, max(2, int(num_keys)))
+  runs = [_run(fun, k, x, x_prime) for k in keys]
+  outputs, _ = zip(*(run[0] for run in runs), strict=True)
+  if all(np.array_equal(outputs[0], other) for other in outputs[1:]):
+    warnings.warn(
+        f'fun gives the same output for {len(keys)} different keys; it seems '
+        'to ignore its key, and then nothing is private', UserWarning, 2)
+  differences = [a - b for (a, _), (b, _) in runs]
+  roundings = [a + b for (_, a), (_, b) in runs]
+  cancels = all(
+      np.all(abs(difference - differences[0]) <= rounding + roundings[0])
+      for difference, rounding in zip(differences, roundings, strict=True))
+  return _result(differences, roundings, cancels, float(claimed_sensitivity),
+                 order)
+
+
+def _run(fun, key, x, x_prime):
+  """Both outputs of one key, flat, each with its rounding."""
+  outputs = fun(key, x), fun(key, x_prime)
+  shapes, shapes_prime = (jax.tree.map(np.shape, y) for y in outputs)
+  if shapes != shapes_prime:
+    raise ValueError(f'fun gives outputs of shapes {shapes} for x and '
+                     f'{shapes_prime} for x_prime; only equal shapes have a '
+                     'difference')
+  return tuple(_flat(y) for y in outputs)
+
+
+def _result(differences, roundings, cancels, claimed, order):
+  """The verdict from the differences and how far rounding can move them."""
+  norms = [float(np.linalg.norm(d, order)) for d in differences]
+  # The triangle inequality: rounding alone never makes a violation.
+  shown = max(norm - float(np.linalg.norm(r, order))
+              for norm, r in zip(norms, roundings, strict=True))
+  violated = cancels and shown > claimed
+  note = '' if cancels else (
+      'the difference changes with the key: the noise is not additive, and '
+      'this check does not apply')
+  return ReplayResult(max(norms), claimed,
+                      'violated' if violated else 'not violated', cancels, note)
+
+
+def _flat(output):
+  """All leaves in one float64 vector, and the rounding error of each entry."""
+  values, errors = [np.zeros(0)], [np.zeros(0)]
+  for path, leaf in jax.tree_util.tree_leaves_with_path(output):
+    leaf = np.asarray(leaf)
+    name = jax.tree_util.keystr(path) or 'its output'
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+      raise ValueError(f'fun returns {leaf.dtype} at {name}; only floating '
+                       'arrays have a difference, ids and flags have none')
+    value = leaf.astype(np.float64).ravel()
+    if not np.isfinite(value).all():
+      raise ValueError(f'fun returns a value that is not finite at {name}; its '
+                       'difference is no number')
+    values.append(value)
+    errors.append(abs(value) * (_ROUNDINGS / 2. * jnp.finfo(leaf.dtype).eps))
+  return np.concatenate(values), np.concatenate(errors)
+
+
+def _check_settings(num_keys, claimed_sensitivity, order):
+  if np.ndim(num_keys) or not (num_keys >= 1 and num_keys % 1 == 0):
+    raise ValueError(f'num_keys={num_keys} must be a whole number, at least 1')
+  if np.ndim(claimed_sensitivity) or not 0. < claimed_sensitivity < np.inf:
+    raise ValueError(f'claimed_sensitivity={claimed_sensitivity} must be one '
+                     'positive finite number, in the unit of the data')
+  if np.ndim(order) or not order >= 1:
+    raise ValueError(f'order={order} must be a number of at least 1; below '
+                     'there is no norm')
