@@ -22,7 +22,11 @@ from absl import flags
 from absl import logging
 import jax
 
+from experiments import audit_library
 from experiments import command_line
+from experiments import habernal22_adept
+from experiments import habernal22_fig1
+from experiments import peers_audit
 from experiments import privatize_reviews
 from experiments import records
 from experiments import report
@@ -36,6 +40,14 @@ EXPERIMENTS = {
                       'Xu et al. (2020), Theorem 1'),
     'privatize_reviews': (privatize_reviews, 'privatize_reviews',
                           'Movie reviews, privatised'),
+    'peers_audit': (peers_audit, 'peers_audit',
+                    'Published implementations, audited'),
+    'habernal22_fig1': (habernal22_fig1, 'habernal22_fig1',
+                        'Habernal (2022), Figure 1'),
+    'habernal22_adept': (habernal22_adept, 'habernal22_adept',
+                         'ADePT, as printed and repaired'),
+    'audit_library': (audit_library, 'audit_library',
+                      'Every mechanism of the library, audited'),
     'xu20_fig1': (xu20_fig1, 'xu20_fig1', 'Xu et al. (2020), Figure 1'),
     'xu20_fig2': (xu20_fig2, 'xu20_fig1', 'Xu et al. (2020), Figure 2'),
 }

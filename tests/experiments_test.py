@@ -7,6 +7,8 @@ import json
 import math
 import os
 import pathlib
+import subprocess
+import sys
 from types import SimpleNamespace
 
 from absl.testing import absltest
@@ -14,7 +16,11 @@ from absl.testing import parameterized
 import numpy as np
 from scipy import stats
 
+from experiments import audit_library
 from experiments import command_line
+from experiments import habernal22_adept
+from experiments import habernal22_fig1
+from experiments import peers_audit
 from experiments import privatize_reviews
 from experiments import records
 from experiments import report
@@ -310,8 +316,17 @@ class ReproduceTest(TempTest):
   def test_the_core_set_makes_a_report_whose_links_resolve(self):
     configs = {
         'xu20_theorem1': _THEOREM1,
-        'privatize_reviews': _reviews_config(self.out), 'xu20_fig1': _FIG1,
-        'xu20_fig2': _FIG1}
+        'privatize_reviews': _reviews_config(self.out),
+        'peers_audit': peers_audit.QUICK,
+        'habernal22_fig1': habernal22_fig1.Config(
+            mechanisms=('copy', 'laplace'), dimensions=(2,), num_trials=2_000),
+        'habernal22_adept': habernal22_adept.Config(
+            epsilons=(1.,), dimensions=(2,), num_trials=20_000),
+        'audit_library': audit_library.Config(),
+        'xu20_fig1': _FIG1, 'xu20_fig2': _FIG1}
+    # Every mechanism by its law; the others are runs, which --quick makes.
+    laws = [case for case in audit_library.grid(None) if case.how == 'law']
+    self.patch(audit_library, 'grid', lambda config: laws)
     self.assertEqual(set(configs), set(reproduce.EXPERIMENTS))
     self.assertEqual(reproduce.reproduce(self.out, configs), {})
     path = self.path('report.html')
@@ -385,7 +400,8 @@ class ReproduceTest(TempTest):
 class CommandLineTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      xu20_fig1, xu20_fig2, xu20_theorem1, privatize_reviews)
+      xu20_fig1, xu20_fig2, xu20_theorem1, privatize_reviews, habernal22_fig1,
+      habernal22_adept, audit_library)
   def test_every_experiment_has_what_the_command_line_needs(self, module):
     quick = command_line.config(module, True, None)
     self.assertEqual(quick, module.QUICK)
@@ -395,6 +411,27 @@ class CommandLineTest(parameterized.TestCase):
     for figure in module.FIGURES:
       self.assertIsInstance(figure, report.Figure)
     self.assertTrue(callable(module.draw) and callable(module.execute))
+
+  def test_short_help_lists_the_flags_of_the_binary(self):
+    done = self._run('--helpshort')
+    for flag in ('--out:', '--[no]quick:', '--seed:', '--[no]plot_only:'):
+      self.assertIn(flag, done.stdout)
+
+  @parameterized.parameters(True, False)
+  def test_an_output_without_rows_or_that_is_a_file_is_one_line(self, is_file):
+    out = self.create_tempfile().full_path if is_file else (
+        self.create_tempdir().full_path)
+    done = self._run(f'--out={out}', '--plot_only')
+    self.assertEqual(done.returncode, 1)
+    self.assertNotIn('Traceback', done.stderr)
+    [line] = [line for line in done.stderr.splitlines() if out in line]
+    self.assertIn('is a file' if is_file else 'cannot be read', line)
+
+  def _run(self, *arguments):
+    root = pathlib.Path(__file__).resolve().parent.parent
+    return subprocess.run(
+        [sys.executable, '-m', 'experiments.xu20_fig1', *arguments], cwd=root,
+        capture_output=True, text=True, check=False, timeout=240)
 
 
 if __name__ == '__main__':
