@@ -62,7 +62,7 @@ def main(module, name, adapt=lambda config: config):
     if os.path.exists(out) and not os.path.isdir(out):
       sys.exit(f'{name}: --out={out} is a file; name a directory')
     if flags.FLAGS.plot_only:
-      module.draw(_rows(name, out), out)
+      module.draw(rows_of(name, out), out)
       return
     chosen = config(module, flags.FLAGS.quick, flags.FLAGS.seed)
     module.execute(adapt(chosen), out)
@@ -70,7 +70,7 @@ def main(module, name, adapt=lambda config: config):
   app.run(run)
 
 
-def _rows(name, out):
+def rows_of(name, out):
   """The rows of a directory, or an end with one line that says what to do."""
   path = os.path.join(out, 'rows.jsonl')
   try:

@@ -58,7 +58,7 @@ class Config:
   significance: float = .05
 
 
-QUICK = Config(epsilons=(1.,), dimensions=(8, 128), num_trials=100_000)
+QUICK = Config(epsilons=(1.,), dimensions=(8,), num_trials=100_000)
 
 
 def as_printed(key, x, epsilon):

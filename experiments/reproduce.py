@@ -118,6 +118,8 @@ def main(argv):
   names = _chosen(flags.FLAGS.only)
   out = flags.FLAGS.out or os.path.join(
       'results', 'quick' if flags.FLAGS.quick else 'full')
+  if os.path.exists(out) and not os.path.isdir(out):
+    sys.exit(f'reproduce: --out={out} is a file; name a directory')
   configs = {name: command_line.config(EXPERIMENTS[name][0],
                                        flags.FLAGS.quick, flags.FLAGS.seed)
              for name in names}
@@ -132,12 +134,12 @@ def main(argv):
 
 def _draw_again(out, names):
   """Figures and report from the rows that are there."""
+  runs = command_line.rows_of('reproduce', out)
   for name in names:
     module, directory, _ = EXPERIMENTS[name]
     rows = os.path.join(out, directory, 'rows.jsonl')
     if os.path.exists(rows):
       module.draw(records.read(rows)[1], os.path.join(out, directory))
-  runs = records.read(os.path.join(out, 'rows.jsonl'))[1]
   report.write(out, sections(), runs,
                title='jaxdp: claims, measurements, audits')
 
