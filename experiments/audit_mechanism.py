@@ -45,11 +45,11 @@ def load_function(name):
     sys.path.insert(0, os.getcwd())
   try:
     found = importlib.import_module(module)
-  except ImportError as e:
+  except (Exception, SystemExit) as e:  # whatever a module does when imported
     raise ValueError(f'function={name!r}: module {module!r} cannot be imported '
                      f'from {os.getcwd()!r}: {e}') from e
   value = getattr(found, function, None)
-  if not callable(value):
+  if not callable(value) or isinstance(value, type):
     raise ValueError(f'function={name!r}: {module!r} has no function '
                      f'{function!r}')
   return value
@@ -123,6 +123,8 @@ def main(argv):
     values = flags.FLAGS
     if values.claim is not None and not 0 < values.claim < math.inf:
       raise ValueError(f'claim={values.claim} must be a finite epsilon above 0')
+    if os.path.exists(values.out) and not os.path.isdir(values.out):
+      raise ValueError(f'out={values.out!r} is a file; name a directory')
     key = (samplers.secure_key(64) if values.seed is None
            else jax.random.key(values.seed))
     result = audit_function(
@@ -132,8 +134,11 @@ def main(argv):
         significance=values.significance, score=values.score,
         selection=values.selection, thresholds=values.threshold,
         vectorized=values.vectorized)
-  except (ValueError, OSError) as e:
-    logging.error('audit_mechanism: %s', ' '.join(str(e).split()))
+  except Exception as e:  # pylint: disable=broad-except
+    # Status 1 says that the claim is violated: no failure may look like it.
+    logging.error('audit_mechanism: %s%s',
+                  '' if isinstance(e, (ValueError, OSError)) else
+                  f'{type(e).__name__}: ', ' '.join(str(e).split()))
     sys.exit(2)
   logging.info(
       '%s: epsilon_lower %.6g (point %.6g, ceiling %.6g, %d runs, significance '
@@ -143,9 +148,18 @@ def main(argv):
   sys.exit(1 if result.verdict == 'violated' else 0)
 
 
+def parse(argv):
+  """The flags of a command line; a bad one ends with status 2."""
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as e:
+    sys.stderr.write(f'audit_mechanism: {e}\n')
+    sys.exit(2)
+
+
 if __name__ == '__main__':
   define_flags()
   flags.mark_flags_as_required(['function', 'x', 'x_prime'])
   flags.FLAGS.set_default('verbosity', logging.INFO)
   jax.config.config_with_absl()
-  app.run(main)
+  app.run(main, flags_parser=parse)

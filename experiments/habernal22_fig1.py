@@ -205,7 +205,7 @@ def sweep(config, mechanism, n):
   claims = [p.epsilon if 0 < p.epsilon < math.inf else None for p in promises]
   with warnings.catch_warnings():
     if mechanism == 'copy':  # it is meant to ignore its key
-      warnings.filterwarnings('ignore', message='fun gives one output')
+      warnings.filterwarnings('ignore', message='fun gave one output')
     results = auditing.audit_sweep(
         _MECHANISMS[mechanism], np.zeros(n, np.float32), np.ones(n, np.float32),
         np.float32(config.epsilons), key=jax.random.key(config.seed),

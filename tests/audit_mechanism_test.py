@@ -20,6 +20,9 @@ def broken(key, x):
   return x + jax.random.laplace(key, x.shape) / 2
 
 NUMBER = 3
+
+def raising(key, x):
+  raise KeyError('lost')
 '''
 
 
@@ -57,6 +60,19 @@ class AuditMechanismTest(parameterized.TestCase):
     self.assertIn('nothing', done.stderr)
     self.assertNotIn('Traceback', done.stderr)
     self.assertFalse(os.path.exists(os.path.join(self.folder, 'results')))
+
+  @parameterized.parameters('--nosuch=1', '--num_trials=0', '--score=xx',
+                            '--claim=abc')
+  def test_a_bad_flag_is_no_violation(self, flag):
+    done = self.run_binary('--function=audited:broken', '--x=x.npy',
+                           '--x_prime=x_prime.npy', flag)
+    self.assertEqual(done.returncode, 2)
+
+  def test_a_function_that_raises_is_no_violation(self):
+    done = self.run_binary('--function=audited:raising', '--x=x.npy',
+                           '--x_prime=x_prime.npy', '--claim=1')
+    self.assertEqual(done.returncode, 2)
+    self.assertIn('KeyError', done.stderr)
 
   def test_a_true_claim_is_not_violated(self):
     result = audit_mechanism.audit_function(

@@ -55,7 +55,7 @@ class AuditTest(parameterized.TestCase):
     self.assertBetween(result.epsilon_lower, 1., 2.)
 
   def test_no_noise_gives_the_ceiling_and_never_infinity(self):
-    with self.assertWarnsRegex(UserWarning, 'ignores its key'):
+    with self.assertWarnsRegex(UserWarning, 'may ignore its key'):
       result = _audit(lambda key, x: x, num_trials=10_000)
     self.assertEqual(result.epsilon_point, np.inf)
     self.assertAlmostEqual(result.epsilon_lower, result.ceiling, places=9)
@@ -137,6 +137,23 @@ class AuditTest(parameterized.TestCase):
     _audit(fun, seed=1, x_prime=np.float32(2.))
     # eval_shape looks again at the function; nothing is compiled.
     self.assertLessEqual(len(traced) - before, 2)
+
+  def test_a_changed_state_of_an_equal_function_is_audited_anew(self):
+    class Mechanism:
+      scale = 1.
+
+      def run(self, key, x):
+        return x + samplers.laplace(key, x.shape, scale=self.scale)
+
+    mechanism = Mechanism()
+    self.assertEqual(_audit(mechanism.run, claim=1.).verdict, 'not violated')
+    mechanism.scale = .2
+    self.assertEqual(_audit(mechanism.run, claim=1.).verdict, 'violated')
+
+  def test_trials_of_one_call_that_share_noise_are_refused(self):
+    fun = lambda key, x, num: jnp.broadcast_to(_laplace(key, x), (num,))
+    with self.assertRaisesRegex(ValueError, 'noise of its own'):
+      _audit(fun, vectorized=True)
 
   def test_a_vectorised_function_gives_as_good_a_bound(self):
     fun = lambda key, x, num: x + samplers.laplace(key, (num,), scale=1.)
@@ -287,6 +304,35 @@ class BadInputTest(parameterized.TestCase):
   def test_inputs_of_another_structure(self, x_prime, name):
     with self.assertRaisesRegex(ValueError, name):
       _audit(x_prime=x_prime)
+
+  @parameterized.parameters(
+      (np.int64(2**32), np.int64(0), '32 bits'),
+      (np.float64(1e8), np.float64(1e8 + 1), '32 bits'), (_ONE, _ONE, 'equal'))
+  def test_inputs_whose_difference_would_be_lost(self, x, x_prime, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _audit(x=x, x_prime=x_prime)
+
+  @parameterized.parameters(
+      (dict(key=0), 'key'), (dict(delta='a'), 'delta'),
+      (dict(claim='a'), 'claim'), (dict(significance=None), 'significance'),
+      (dict(selection='bonferroni', thresholds=[[1.]]), 'thresholds'),
+      (dict(selection='fixed', thresholds='a'), 'thresholds'),
+      (dict(selection='fixed', thresholds=1e300), 'thresholds'),
+      (dict(score=lambda y: float(y)), 'score raises'),
+      (dict(num_devices='1'), 'num_devices'))
+  def test_settings_of_another_type(self, settings, name):
+    settings = dict(key=jax.random.key(0), num_trials=20_000) | settings
+    with self.assertRaisesRegex(ValueError, name):
+      auditing.audit(_laplace, _ZERO, _ONE, **settings)
+
+  def test_functions_that_raise_are_named(self):
+    def fun(key, x):
+      raise KeyError('lost')
+
+    with self.assertRaisesRegex(ValueError, 'KeyError'):
+      _audit(fun)
+    with self.assertRaisesRegex(ValueError, 'fun raises TypeError'):
+      _audit(lambda key: 0.)
 
   def test_outputs_that_cannot_be_compared(self):
     x, x_prime = np.zeros(2, np.float32), np.ones(2, np.float32)

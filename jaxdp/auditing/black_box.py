@@ -26,6 +26,7 @@ Meinshausen, Meier & Buehlmann (2009) for the median of many splits.
 """
 
 import dataclasses
+import numbers
 from typing import Any, NamedTuple
 import warnings
 
@@ -43,6 +44,7 @@ from jaxdp.auditing import trials
 SELECTIONS = ('split', 'fixed', 'bonferroni', 'multisplit')
 _MOST_KEPT = 2**20  # scores of one input held in memory to choose an event
 _MOST_TRAINED = 2**17  # trials of one input a classifier learns from
+_MOST_FEATURES = 2**22  # outputs in all that it learns from
 _LEAST_CHOSEN = 5_000
 _GROUPS = 24  # parts that the splits of 'multisplit' are made of
 _SPLITS = 15
@@ -64,7 +66,7 @@ class AuditResult(NamedTuple):
   num_trials: int  # trials of each input in all
   score: str
   selection: str
-  assumption: str  # 'none'; another bound may have one
+  assumption: str  # 'none', or what vectorized=True takes for granted
   notes: tuple  # what a reader must know: NaNs, an ignored key
   claim: float | None = None  # epsilon that was claimed
   verdict: str | None = None  # 'violated', 'not violated'; None without a claim
@@ -103,7 +105,8 @@ def audit(fun, x, x_prime, *, key, num_trials, delta=0., significance=.05,
       under which the event is likelier. Split selections find it themselves.
     claim: epsilon > 0 that the result's verdict is about, or None.
     vectorized: ``fun`` is ``(key, x, num) -> pytree`` with ``num`` trials on
-      the first axis, drawn from one key.
+      the first axis, drawn from one key and independent of each other: the
+      bound is valid only then, and ``assumption`` says so.
     num_devices: local devices to use; None for all.
     common_noise: whether trial i has the same key on both inputs, which draws
       the noise once for the two. As valid: each probability has its own bound,
@@ -158,7 +161,11 @@ def audit_sweep(fun, x, x_prime, parameters, *, key, num_trials, delta=0.,
   if score in scores.LEARNT:
     raise ValueError(f'score={score!r} is learnt for one parameter; call audit '
                      'for each')
-  claims = [None] * sizes.pop()[0] if claims is None else list(claims)
+  num = sizes.pop()[0]
+  claims = [None] * num if claims is None else list(np.atleast_1d(claims))
+  if not num or len(claims) != num:
+    raise ValueError(f'parameters holds {num} and claims {len(claims)}; give '
+                     'one claim for each of at least one parameter')
   return _audit(fun, x, x_prime, parameters, key=key, num_trials=num_trials,
                 delta=delta, significance=significance, score=score,
                 selection=selection, thresholds=thresholds,
@@ -184,6 +191,7 @@ def _cached(fun, vectorized, wrapped):
 class _Named:
   """A user's score of the output alone; hashable, so it compiles once."""
   function: Any
+  program: str = ''
 
   def __call__(self, y, context):
     return self.function(y)
@@ -231,6 +239,7 @@ def _audit(fun, x, x_prime, parameters, *, key, num_trials, delta, significance,
            num_devices, common_noise):
   _check_settings(num_trials, delta, significance, score, selection, thresholds,
                   direction, claims)
+  _check_key(key)
   x, x_prime = _check_inputs(x, x_prime)
   job = _prepare(fun, x, x_prime, parameters, key, num_trials, score,
                  vectorized, num_devices, common_noise)
@@ -245,7 +254,9 @@ def _audit(fun, x, x_prime, parameters, *, key, num_trials, delta, significance,
       score, '__name__', type(score).__name__)
   return [AuditResult(
       **result, delta=float(delta), significance=float(significance),
-      num_trials=num_trials, score=name, selection=selection, assumption='none',
+      num_trials=num_trials, score=name, selection=selection,
+      assumption=('the trials of one call are independent' if vectorized
+                  else 'none'),
       notes=notes, claim=claim, verdict=_verdict(result, claim))
           for result, claim in zip(results, claims, strict=True)]
 
@@ -260,24 +271,41 @@ def _prepare(fun, x, x_prime, parameters, key, num_trials, score, vectorized,
              num_devices, common_noise):
   """Traces the function, learns the score where it is one that learns."""
   num_devices = len(jax.local_devices()) if num_devices is None else num_devices
-  if not 1 <= num_devices <= len(jax.local_devices()):
-    raise ValueError(f'num_devices={num_devices} must lie in [1, '
+  if not isinstance(num_devices, (int, np.integer)) or not (
+      1 <= num_devices <= len(jax.local_devices())):
+    raise ValueError(f'num_devices={num_devices!r} must lie in [1, '
                      f'{len(jax.local_devices())}]')
   function = _FUNCTIONS[score] if isinstance(score, str) else _Named(score)
   run = trials.runner(fun, function, x, x_prime, parameters=parameters,
-                      vectorized=vectorized, num_devices=num_devices)
+                      vectorized=vectorized, num_devices=num_devices,
+                      num_trials=num_trials)
+  if not isinstance(score, str):
+    run = run._replace(score=_Named(score, _score_program(run, x, parameters)))
   job = _Job(run, key, (x, x_prime), parameters, None, num_trials, 0,
              common_noise)
-  if score == 'identity' and not run.on_host:
+  if score == 'identity':
     size = sum(a.size for a in jax.tree.leaves(run.output(x, parameters)))
     if size != 1:
       raise ValueError(f"score='identity' needs one released number and fun "
                        f"returns {size}; use 'linear', 'classifier' or a "
                        'function of the output')
   if score == 'linear':
-    output = x if run.on_host else run.output(x, parameters)
-    return job._replace(context=scores.linear_context(x, x_prime, output))
+    return job._replace(context=scores.linear_context(
+        x, x_prime, run.output(x, parameters)))
   return _learn(job, score) if score in scores.LEARNT else job
+
+
+def _score_program(run, x, parameters):
+  """What a user's score does, or ValueError where it cannot be one."""
+  zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype),
+                       run.output(x, parameters))
+  try:
+    return trials.program(lambda y: trials.Real(run.score)(y, None), zeros)
+  except ValueError:
+    raise
+  except Exception as e:
+    raise ValueError(f'score raises {type(e).__name__} on an output of fun; it '
+                     f'must be y -> one number in jax.numpy: {e}') from e
 
 
 def _learn(job, score):
@@ -285,7 +313,11 @@ def _learn(job, score):
   third = job.num_trials // 3
   block = job.run.block_size or 1
   third = -(-third // block) * block
-  most = _MOST_KEPT if score == 'support' else _MOST_TRAINED
+  most = _MOST_KEPT
+  if score == 'classifier':
+    size = sum(a.size for a in jax.tree.leaves(
+        job.run.output(job.inputs[0], None)))
+    most = min(_MOST_TRAINED, max(2_000, _MOST_FEATURES // size))
   project = scores.fingerprint if score == 'support' else classifier.features
   seen = [job.run._replace(score=project).project(
       job.key, purpose, x, None, None, 0, min(third, most))[0]
@@ -304,10 +336,16 @@ def _notes(job):
       job.key, purpose, x, job.parameters, job.context,
       -(-job.num_trials // block) * block, _KEYS_TRIED * block)
                    for purpose, x in job._sides()])  # [2, P, n, 2]
+  inside = seen[..., 1].reshape(*seen.shape[:2], _KEYS_TRIED, block)
   seen = seen[:, :, ::block]
-  notes = []
-  if (seen[..., 1] == seen[:, :, :1, 1]).all():
-    notes.append('fun gives one output for every key: it ignores its key')
+  notes, alike = [], (seen[..., 1] == seen[:, :, :1, 1]).all()
+  if alike:
+    notes.append(f'fun gave one output for {_KEYS_TRIED} keys: it may ignore '
+                 'its key')
+  elif block > 1 and (inside == inside[..., :1]).all():
+    raise ValueError('fun gives the same output for all trials of one call; '
+                     'with vectorized=True each of the num trials needs noise '
+                     'of its own')
   if np.isnan(seen[..., 0].view(np.float32)).any():
     notes.append('some outputs have a NaN score; it counts as below every '
                  'threshold')
@@ -444,6 +482,9 @@ def _check_settings(num_trials, delta, significance, score, selection,
       num_trials, (int, np.integer)) or not 1 <= num_trials < 2**53:
     raise ValueError(f'num_trials={num_trials!r} must be an integer in '
                      '[1, 2**53)')
+  for name, value in (('delta', delta), ('significance', significance)):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+      raise ValueError(f'{name}={value!r} must be a number')
   if not 0. <= delta < 1.:
     raise ValueError(f'delta={delta!r} must lie in [0, 1)')
   if not 0. < significance < .5:
@@ -459,7 +500,8 @@ def _check_settings(num_trials, delta, significance, score, selection,
                      "'x_prime'")
   _check_thresholds(score, selection, thresholds, direction)
   for claim in claims:
-    if claim is not None and not claim > 0:
+    if claim is not None and not (
+        isinstance(claim, numbers.Real) and claim > 0):
       raise ValueError(f'claim={claim!r} must be an epsilon above 0')
 
 
@@ -474,8 +516,12 @@ def _check_thresholds(score, selection, thresholds, direction):
       raise ValueError(f'selection={selection!r} needs thresholds=, declared '
                        'before the trials are seen')
     return
-  size = np.size(thresholds)
-  if not np.all(np.isfinite(thresholds)) or (
+  try:
+    value = np.asarray(thresholds, np.float64)
+  except (TypeError, ValueError) as e:
+    raise ValueError(f'thresholds={thresholds!r} must be numbers') from e
+  size = value.size
+  if value.ndim > 1 or not np.all(np.abs(value) < 3e38) or (
       size != 1 if selection == 'fixed' else not 1 <= size <= 4096):
     raise ValueError(f'thresholds={thresholds!r} must be finite, one number '
                      "for 'fixed' and 1 to 4096 for 'bonferroni'")
@@ -493,7 +539,30 @@ def _check_inputs(x, x_prime):
       raise ValueError(f'x has a leaf {a.dtype}{list(a.shape)} and x_prime '
                        f'{b.dtype}{list(b.shape)}; a change of shape is a '
                        'change of the mechanism')
+    if _lost(a, b):
+      raise ValueError(f'x has dtype {a.dtype}, and what tells it from x_prime '
+                       'does not fit the 32 bits that JAX uses; scale or shift '
+                       'both inputs')
+  if all(np.array_equal(a, b, equal_nan=a.dtype.kind == 'f') for a, b in zip(
+      jax.tree.leaves(x), jax.tree.leaves(x_prime))):
+    raise ValueError('x and x_prime are equal; an audit compares two inputs')
   return x, x_prime
+
+
+def _lost(a, b):
+  """Whether the device's 32 bits change an integer or equate two floats."""
+  mine, theirs = (np.asarray(jnp.asarray(v)) for v in (a, b))
+  if a.dtype.kind == 'f':
+    return bool(((mine == theirs) & (a != b)).any())
+  return bool((mine != a).any() or (theirs != b).any())
+
+
+def _check_key(key):
+  if not (isinstance(key, jax.Array)
+          and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+          and key.shape == ()):
+    raise ValueError(f'key={key!r} must be one typed key, as jax.random.key(0) '
+                     'or samplers.secure_key(64) makes')
 
 
 def _check_ceiling(num, delta, significance, num_events, num_directions):

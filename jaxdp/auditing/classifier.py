@@ -62,7 +62,7 @@ def features(y, context=None):
   del context
   raw = scores.flatten(y)
   bad = jnp.stack([jnp.isnan(raw), jnp.isposinf(raw), jnp.isneginf(raw)])
-  values = jnp.where(jnp.isfinite(raw), raw, 0.)
+  values = jnp.where(jnp.isfinite(raw), jnp.clip(raw, -1e30, 1e30), 0.)
   ordered = jnp.sort(values) if values.size <= _SORTED else values[:0]
   bits = scores.lowest_bit(y, None)[None]
   return jnp.concatenate([
@@ -91,9 +91,11 @@ def train(key, bank, bank_prime, *, num_steps=600, batch_size=2048):
     Network, the ``context`` of `log_odds`.
   """
   both = [np.asarray(b, np.float32) for b in (bank, bank_prime)]
-  stacked = np.concatenate(both)
-  mean, deviation = stacked.mean(axis=0), stacked.std(axis=0)
+  # By quantiles: one huge output must not hide all the others.
+  low, mean, high = np.quantile(np.concatenate(both), (.16, .5, .84), axis=0)
+  deviation = (high - low) / 2
   deviation = np.where(deviation > 0, deviation, 1.).astype(np.float32)
+  mean = mean.astype(np.float32)
   scaled = [jnp.clip((b - mean) / deviation, -_FAR, _FAR) for b in both]
   variables = _fit(jax.random.fold_in(key, samplers.CLASSIFIER), *scaled,
                    num_steps=num_steps, batch_size=batch_size)

@@ -212,7 +212,11 @@ def _check_traced(fun, x):
   """Refuses a function that does not make one float32 of one word."""
   key = jax.random.wrap_key_data(jnp.zeros((1,), jnp.uint32),
                                  impl=_word_prng())
-  jaxpr, out = jax.make_jaxpr(fun, return_shape=True)(key, x)
+  try:
+    jaxpr, out = jax.make_jaxpr(fun, return_shape=True)(key, x)
+  except NotImplementedError as e:
+    raise ValueError(f'fun asks the generator for more than words: {e}; only '
+                     'one draw of 32 bits can be enumerated') from e
   equations = list(_equations(jaxpr.jaxpr))
   for equation in equations:
     what = _REFUSED.get(equation.primitive.name)

@@ -20,6 +20,7 @@ one key; there block b of ``block_size`` trials uses the key folded with b.
 
 import dataclasses
 import functools
+import hashlib
 from typing import Any, Callable, NamedTuple
 import warnings
 
@@ -44,6 +45,8 @@ class Runner(NamedTuple):
     block_size: trials of one call of a vectorised function, or None.
     num_devices: local devices to use.
     on_host: whether ``fun`` is called trial by trial, outside of JAX.
+    program: what ``fun`` does, as text. Functions that are equal may differ
+      after their state changed; compiled code of the old one must not serve.
     paired: whether ``x`` holds two inputs on a leading axis that see the same
       noise; results then have 2 P rows, those of the first input first.
   """
@@ -52,6 +55,7 @@ class Runner(NamedTuple):
   block_size: int | None = None
   num_devices: int = 1
   on_host: bool = False
+  program: str = ''
   paired: bool = False
 
   def scores(self, key, purpose, x, parameters, context, start, num):
@@ -117,6 +121,10 @@ class Runner(NamedTuple):
     one = jax.tree.map(lambda p: p[0], parameters)
     x = jax.tree.map(lambda v: v[0], x) if self.paired else x
     key = jax.random.key(0)
+    if self.on_host:
+      return jax.tree.map(
+          lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype),
+          self.fun(key, x, None))
     if self.block_size is None:
       return jax.eval_shape(self.fun, key, x, one)
     out = jax.eval_shape(
@@ -287,7 +295,27 @@ def _reaching(scores, inside, thresholds):
   return jax.vmap(one_parameter)(scores, thresholds)
 
 
-def runner(fun, score, x, x_prime, *, parameters, vectorized, num_devices):
+_UNTRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError)
+
+
+def program(fun, *args):
+  """What a function does to such arguments: its jaxpr and constants."""
+  # A new lambda: JAX must not answer from an earlier trace of an equal one.
+  jaxpr = jax.make_jaxpr(lambda *args: fun(*args))(*args)
+  digest = hashlib.sha256()
+  for const in jaxpr.consts:
+    if jnp.issubdtype(getattr(const, 'dtype', np.int32), jax.dtypes.prng_key):
+      const = jax.random.key_data(const)
+    digest.update(np.asarray(const).tobytes())
+  return f'{jaxpr.jaxpr} {digest.hexdigest()}'
+
+
+def runner(fun, score, x, x_prime, *, parameters, vectorized, num_devices,
+           num_trials):
   """Checks an audited function and returns its Runner.
 
   Raises:
@@ -297,22 +325,48 @@ def runner(fun, score, x, x_prime, *, parameters, vectorized, num_devices):
   run = Runner(fun, score, 8 if vectorized else None, num_devices)
   try:
     out, out_prime = run.output(x, parameters), run.output(x_prime, parameters)
-  except (jax.errors.ConcretizationTypeError,
-          jax.errors.TracerArrayConversionError,
-          jax.errors.TracerIntegerConversionError) as e:
+  except _UNTRACEABLE as e:
     if parameters is not None or vectorized:
       raise ValueError('fun cannot be traced by JAX, which a sweep and '
                        'vectorized=True need; audit it one parameter and one '
                        'trial a call') from e
+    run = _host_runner(run, x, x_prime)
     warnings.warn('fun cannot be traced by JAX: it is called once a trial from '
-                  'Python, thousands of times slower; write it with jax.numpy',
-                  UserWarning, stacklevel=5)
-    return run._replace(on_host=True, num_devices=1)
+                  'Python, thousands of times slower, and scored in float32; '
+                  'write it with jax.numpy', UserWarning, stacklevel=5)
+    return run
+  except ValueError:
+    raise
+  except Exception as e:
+    raise ValueError(f'fun raises {type(e).__name__} when it is called with a '
+                     f'key and x: {e}') from e
   _check_outputs(out, out_prime)
   if vectorized:
-    size = sum(leaf.size for leaf in jax.tree.leaves(out))
-    run = run._replace(
-        block_size=2**max(6, 16 - (max(1, size) - 1).bit_length()))
+    size = max(1, sum(leaf.size for leaf in jax.tree.leaves(out)))
+    # Not a large part of the trials: whole blocks choose and test events.
+    block = min(2**16 // size, num_trials // 20)
+    run = run._replace(block_size=2**max(0, block.bit_length() - 1))
+  return run._replace(program=_program_of(run, x, parameters))
+
+
+def _program_of(run, x, parameters):
+  one = jax.tree.map(lambda p: p[0], parameters)
+  key = jax.random.key(0)
+  if run.block_size is None:
+    return program(lambda key, x, p: run.fun(key, x, p), key, x, one)
+  return program(lambda key, x, p: run.fun(key, x, run.block_size, p), key, x,
+                 one)
+
+
+def _host_runner(run, x, x_prime):
+  """The runner of a function that is called from Python, tried once."""
+  run = run._replace(on_host=True, num_devices=1)
+  try:
+    out, out_prime = run.output(x, None), run.output(x_prime, None)
+  except Exception as e:
+    raise ValueError(f'fun raises {type(e).__name__} when it is called with a '
+                     f'key and x: {e}') from e
+  _check_outputs(out, out_prime)
   return run
 
 
