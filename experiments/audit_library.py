@@ -104,7 +104,7 @@ class Config:
   significance: float = .01
 
 
-QUICK = Config(num_runs=200_000, num_trials=1_000_000)
+QUICK = Config(num_runs=60_000, num_trials=1_000_000)
 
 
 def grid(config):

@@ -287,6 +287,16 @@ class GuaranteeTest(parameterized.TestCase):
         mech.log_prob(ids, params), mech.distances(ids, params))
     self.assertBetween(measured / params.guarantee.epsilon, 2.5, 2.9)
 
+  def test_golden_law_of_four_words_on_a_line(self):
+    table = embeddings.EmbeddingTable(
+        ('a', 'b', 'c', 'd'), np.float32([[0.], [1.], [3.], [7.]]))
+    mech = mechanisms.get('gumbel_exponential')
+    # Scale 2: epsilon = 1 / 2 + 2 ln 4 / minimum distance.
+    params = mech.calibrate(table, epsilon=.5 + 2 * math.log(4))
+    np.testing.assert_allclose(
+        np.exp(mech.log_prob([0], params))[0],
+        [.719257, .226044, .049792, .004907], atol=6e-7)
+
   def test_the_closed_bound_of_the_mixture_holds(self):
     vectors = np.random.default_rng(1).normal(size=(100, 50))
     table = embeddings.EmbeddingTable(

@@ -9,11 +9,14 @@ import math
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
 import mpmath
 import numpy as np
 from scipy import integrate
 from scipy import stats
 
+from jaxdp import special
 from jaxdp.mechanisms import truncated_gumbel_law
 
 _FALSE_ALARM = 1e-3
@@ -205,6 +208,26 @@ class ScaleTest(parameterized.TestCase):
            truncated_gumbel_law.tight_scale(*setting))
     self.assertSequenceEqual([f'{x:.10g}' for x in got],
                              [f'{x:.10g}' for x in (paper, tight)])
+
+  @parameterized.parameters(
+      (20., 100, 10., 1., 2.929886543, 2.979081082, 1.0749637),
+      (1e4, 100, 10., 1., 3329.596553, 8.918240069, 8.11060642),
+      (100., 33860, 16.252268, .7446196, 23.09992945, 5.009811019, 2.844947769),
+      (math.exp(20), 33860, 16.252268, .7446196, 161721721.6, 19.41663702,
+       18.60650585),
+      (math.exp(5), 48210, 1.7, .2, 10.19331388, 2.592777673, .7122940906))
+  def test_golden_steps_to_the_scale(self, epsilon, num_words, diameter,
+                                     minimum, alpha, w, log_term):
+    mine = (epsilon - 2 * (1 + math.log(num_words)) / minimum) / 3
+    with jax.enable_x64(True):
+      mine_w = float(special.lambertw(jnp.float64(2 * mine * diameter)))
+    self.assertSequenceEqual(
+        [f'{x:.9g}' for x in (mine, mine_w, math.log(mine * minimum))],
+        [f'{x:.9g}' for x in (alpha, w, log_term)])
+    self.assertAlmostEqual(
+        2 * diameter / min(mine_w, math.log(mine * minimum)),
+        truncated_gumbel_law.paper_scale(epsilon, num_words, diameter, minimum),
+        places=9)
 
   @parameterized.product(log_epsilon=(4., 20., 80., 300.),
                          geometry=((16.25, .745), (1., 1.), (.9, .4)))
