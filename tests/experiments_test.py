@@ -392,7 +392,8 @@ class ReproduceTest(TempTest):
     self.assertEqual(report_test.broken_links(self.path('report.html')), [])
 
   def test_only_is_checked_by_name(self):
-    self.assertEqual(reproduce._chosen([]), list(reproduce.EXPERIMENTS))
+    self.assertEqual(reproduce._chosen([], True), list(reproduce.EXPERIMENTS))
+    self.assertNotIn('habernal22_adept', reproduce._chosen([]))
     with self.assertRaisesRegex(Exception, 'xu20_fig9'):
       reproduce._chosen(['xu20_fig9'])
 
