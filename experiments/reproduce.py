@@ -8,7 +8,7 @@ killed run stopped; one that fails is reported, leaves the others alone and
 makes the exit status 1.
 
 ``--quick`` takes six to nine minutes on two cores; ``--all`` adds the
-experiments beyond the core set. Without it the samples are
+experiments beyond the core set. Without ``--quick`` the samples are
 those of the paper and the job takes hours on a CPU; run it on an accelerator.
 ``--only=xu20_fig1,xu20_theorem1`` runs some; the report shows all that have
 rows.
@@ -150,7 +150,7 @@ def _draw_again(out, names):
 if __name__ == '__main__':
   command_line.define_flags('quick')
   flags.FLAGS.set_default('out', None)
-  flags.DEFINE_list('only', [], 'Experiments to run; all where empty.')
+  flags.DEFINE_list('only', [], 'Experiments to run; the core set where empty.')
   flags.DEFINE_bool('all', False, 'Every experiment, also those that a job of '
                     'ten minutes has no time for.')
   flags.FLAGS.set_default('verbosity', logging.INFO)
