@@ -1,5 +1,6 @@
 """Audits by trials: valid, sharp, never infinite, and loud about bad input."""
 
+from typing import NamedTuple
 import warnings
 
 from absl.testing import absltest
@@ -156,6 +157,23 @@ class AuditTest(parameterized.TestCase):
     self.assertEqual(_audit(mechanism.run, claim=1.).verdict, 'not violated')
     mechanism.scale = .2
     self.assertEqual(_audit(mechanism.run, claim=1.).verdict, 'violated')
+
+  def test_equal_named_tuples_of_two_classes_are_two_mechanisms(self):
+    class Sound(NamedTuple):
+      scale: float
+
+      def __call__(self, key, x):
+        return x + samplers.laplace(key, x.shape, scale=self.scale)
+
+    class Silent(NamedTuple):
+      scale: float
+
+      def __call__(self, key, x):
+        return x + 0. * samplers.laplace(key, x.shape, scale=self.scale)
+
+    self.assertEqual(_audit(Sound(1.), claim=1.).verdict, 'not violated')
+    with self.assertWarns(UserWarning):  # the noise is gone, and it shows
+      self.assertEqual(_audit(Silent(1.), claim=1.).verdict, 'violated')
 
   def test_trials_of_one_call_that_share_noise_are_refused(self):
     fun = lambda key, x, num: jnp.broadcast_to(_laplace(key, x), (num,))

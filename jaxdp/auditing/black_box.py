@@ -179,7 +179,8 @@ _WRAPPED = {}
 def _cached(fun, vectorized, wrapped):
   """The same wrapper for the same function, so that it compiles once."""
   try:
-    known = _WRAPPED.setdefault((fun, vectorized), wrapped)
+    # Named tuples of two classes are equal when their fields are.
+    known = _WRAPPED.setdefault((type(fun), fun, vectorized), wrapped)
   except TypeError:
     return wrapped
   while len(_WRAPPED) > 64:
