@@ -9,6 +9,9 @@ import numpy as np
 from absl.testing import parameterized
 
 from jaxdp import neighbors
+from jaxdp.neighbors import exact
+from jaxdp.neighbors import scan
+from jaxdp.neighbors import search
 
 _NUM, _DIM, _BATCH, _K = 700, 20, 40, 5  # one shape: compiled once
 
@@ -99,6 +102,13 @@ _CASES = ('plain', 'tiny', 'huge', 'huge_queries', 'tiny_queries',
           'zeros')
 
 
+def _counted(queries, table, precision='float32', k=1):
+  """Ids, and how many queries took the slower steps."""
+  table = neighbors.prepare(table, precision=precision)
+  ids, _, counts = search.compiled(None, k)(queries, table)
+  return ids, counts
+
+
 class NearestTest(parameterized.TestCase):
 
   @parameterized.parameters(*_CASES)
@@ -124,11 +134,11 @@ class NearestTest(parameterized.TestCase):
   @parameterized.parameters(32_769, 40_001)  # jaxlib 0.10.2
   def test_tables_beyond_the_row_count_xla_once_miscompiled(self, num):
     queries, table = _normal(9, 257, 3), _normal(10, num, 3)
-    table[1000::2000] = 40 * queries[0]
-    queries[:3] = 40 * queries[0]  # float32 ties, so step 3 runs at this size
+    table[1000::500] = 40 * queries[0]
+    queries[:3] = 40 * queries[0]  # more ties than a list holds: step 4 at this size
     sq = sum((queries[:, None, j].astype(np.float64) - table[None, :, j])**2
              for j in range(3))
-    ids, _, counts = neighbors._search(None)(queries, table)
+    ids, counts = _counted(queries, table)
     np.testing.assert_array_equal(ids, sq.argmin(axis=1))
     self.assertGreaterEqual(int(counts.exhausted), 3)
     ids, distances = neighbors.k_nearest(queries, table, 5)
@@ -142,20 +152,27 @@ class NearestTest(parameterized.TestCase):
     for name, step in (('one_ulp', 'exhausted'), ('all_equal', 'exhausted'),
                        ('far_from_the_origin', 'exhausted'),
                        ('duplicates', 'settled')):
-      counts = neighbors._search(None)(*_case(name))[2]
+      counts = _counted(*_case(name))[1]
       self.assertEqual(int(getattr(counts, step)), _BATCH, name)
-    counts = neighbors._search(None)(*_case('plain'))[2]
+    counts = _counted(*_case('plain'))[1]
     self.assertEqual((int(counts.settled), int(counts.exhausted)), (0, 0))
 
-  def test_two_near_ties_in_one_lane_are_both_looked_at(self):
-    lanes = neighbors._TILINGS['cpu'].lanes
-    table = np.tile(_normal(17, lanes, _DIM), (2, 1))
-    table[lanes:, 0] = np.nextafter(table[lanes:, 0], np.float32(9))
-    queries = table[lanes - _BATCH:lanes] + _normal(18, _BATCH, _DIM) / 10
-    want, _ = _exact_nearest(queries, table, 1)
-    self.assertBetween(int((want < lanes).sum()), 5, _BATCH - 5)
-    np.testing.assert_array_equal(
-        neighbors.nearest(queries, table)[0], want[:, 0])
+  @parameterized.parameters((2, 0), (3, _BATCH))
+  def test_near_ties_in_one_lane_are_all_looked_at(self, copies, exhausted):
+    shape = scan.tiling(_DIM)
+    apart = shape.group * shape.lanes
+    table = np.tile(_normal(17, apart, _DIM), (copies, 1))
+    for i in range(1, copies):
+      table[i * apart:, 0] = np.nextafter(table[i * apart:, 0], np.float32(9))
+    near = apart - _BATCH + np.arange(_BATCH)
+    queries = table[near] + _normal(18, _BATCH, _DIM) / 10
+    rows = near[:, None] + apart * np.arange(copies)[None]
+    want = np.array([row[_exact_nearest(query[None], table[row], 1)[0][0, 0]]
+                     for query, row in zip(queries, rows)])
+    self.assertBetween(int((want < apart).sum()), 5, _BATCH - 5)
+    ids, counts = _counted(queries, table)
+    np.testing.assert_array_equal(ids, want)
+    self.assertEqual(int(counts.exhausted), exhausted)
 
   @parameterized.parameters('one_ulp', 'far_from_the_origin')
   def test_the_hard_cases_defeat_plain_float32(self, name):
@@ -179,9 +196,9 @@ class NearestTest(parameterized.TestCase):
     for _ in range(2):
       np.testing.assert_array_equal(fun(queries, table)[0], want[:, 0])
     neighbors.nearest(queries, table)
-    size = neighbors._search(None)._cache_size()
+    size = search.compiled(None)._cache_size()
     neighbors.nearest(table[:_BATCH], table + 1)
-    self.assertEqual(neighbors._search(None)._cache_size(), size)
+    self.assertEqual(search.compiled(None)._cache_size(), size)
 
   @parameterized.product(jit=(True, False), batch=(1, _BATCH - 1))
   def test_eight_devices_give_the_same_ids(self, jit, batch):
@@ -264,8 +281,7 @@ class KNearestTest(parameterized.TestCase):
 
   def test_the_slower_steps_run_where_float32_cannot_decide(self):
     for name, step in (('one_ulp', 'exhausted'), ('duplicates', 'settled')):
-      queries, table = map(jnp.asarray, _case(name))
-      counts = neighbors._k_search(queries, table, _K)[2]
+      counts = _counted(*_case(name), k=_K)[1]
       self.assertEqual(int(getattr(counts, step)), _BATCH, name)
 
   def test_runs_inside_jit(self):
@@ -276,7 +292,7 @@ class KNearestTest(parameterized.TestCase):
 
   @parameterized.parameters(0, -1, 3)
   def test_refuses_k_out_of_range(self, k):
-    with self.assertRaisesRegex(ValueError, f'k={k} must lie in'):
+    with self.assertRaisesRegex(ValueError, f'k={k} must be an int in'):
       neighbors.k_nearest(np.zeros((1, 2)), np.ones((2, 2)), k)
 
 
@@ -288,7 +304,7 @@ class PreciseSqDistancesTest(parameterized.TestCase):
     queries = (_normal(14, 50, 30) * scale).astype(np.float32)
     rows = _normal(15, 50, 30)
     with jax.enable_x64(True):
-      high, low = jax.jit(neighbors._precise_sq_distances)(queries, rows)
+      high, low = jax.jit(exact.precise_sq_distances)(queries, rows)
     for i in range(50):
       want, shift = _exact_sq_distances(queries[i:i + 1], rows[i:i + 1])
       (got, rest), digits = _doubles(float(high[i]), float(low[i]))
@@ -321,7 +337,7 @@ class ExactTiesTest(parameterized.TestCase):
     row = _normal(20, 1, _DIM) * 10**rng.uniform(-2, 2, (1, _DIM))
     rows = rng.permuted(np.repeat(row, 200, 0), axis=1).astype(np.float32)
     zero = np.zeros((1, _DIM), np.float32)
-    fun = jax.jit(neighbors._sq_distances)
+    fun = jax.jit(exact.sq_distances)
     with jax.enable_x64(True):
       order = np.argsort(fun(zero, rows))
     # XLA orders the sum by the shape, so a few pairs are tried.

@@ -1,0 +1,62 @@
+"""Which operands a scan should have here: one micro-timing a process.
+
+Host. A scan in fewer bits pays where the machine multiplies them faster than
+float32 (AVX512_BF16 or AMX on a CPU, tensor cores); elsewhere it costs two to
+ten times as much. Nothing but speed depends on the answer.
+"""
+
+import functools
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.neighbors import rounding
+
+_DIM, _QUERIES, _ROWS = 128, 256, 4096
+_REPEATS = 5
+_PAYS = 1.25  # how much faster a product must be to pay for what it leaves open
+
+
+class Timing(NamedTuple):
+  """What the machine was found to do.
+
+  Attributes:
+    choice: name of the format `precision='auto'` takes.
+    seconds: seconds of one product of ``[256, 128]`` by ``[4096, 128]``, by
+      format; a format that the backend refuses is absent.
+  """
+  choice: str
+  seconds: dict[str, float]
+
+
+@functools.cache
+def timing():
+  """The `Timing` of the default backend; measured once a process."""
+  names = ['float32', 'bfloat16']
+  if jax.default_backend() == 'gpu':
+    names.append('tensorfloat32')
+  seconds = {name: _seconds(rounding.FORMATS[name]) for name in names}
+  best = min(seconds, key=seconds.get)
+  pays = seconds['float32'] >= _PAYS * seconds[best]
+  return Timing(best if pays else 'float32', seconds)
+
+
+def _seconds(form):
+  """Seconds of one product, the best of a few. Callable while tracing."""
+  rng = np.random.default_rng(0)
+  left, right = (rng.normal(size=(n, _DIM)).astype(form.dtype)
+                 for n in (_QUERIES, _ROWS))
+  # Compiled ahead of time: a jitted call would join a trace that is going on.
+  run = jax.jit(lambda a, b: jnp.min(form.product(a, b), axis=1)).lower(
+      *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (left, right))
+  ).compile()
+  left, right = jax.device_put((left, right))
+  times = []
+  for _ in range(_REPEATS + 1):
+    begin = time.perf_counter()
+    run(left, right).block_until_ready()
+    times.append(time.perf_counter() - begin)
+  return min(times[1:])

@@ -1,0 +1,176 @@
+"""What may be asked of a table: the public functions and their arguments.
+
+Device, but for the checks of concrete values. The work is in ``search``.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.neighbors import gate
+from jaxdp.neighbors import rounding
+from jaxdp.neighbors import search
+
+PRECISIONS = ('auto', 'float32', 'certified')
+_SMALL = 2**14  # rows below which 'auto' does not even measure
+_IMPLS = ('xla',)
+
+
+def nearest(queries, vectors, *, mesh=None, precision='auto', impl='xla'):
+  r"""Finds the nearest row of a table for each query, exactly.
+
+  Args:
+    queries: points, float32 ``[B, D]``, finite; other dtypes are cast first.
+    vectors: the table, float32 ``[V, D]``, finite, ``V >= 1``; or what
+      :func:`prepare` made of it, which saves two passes over it a call.
+    mesh: None, or a ``jax.sharding.Mesh``: its first axis splits the queries,
+      its second, if it has one, the rows of the table, so that a table may be
+      larger than one device. The ids do not depend on it.
+    precision: arithmetic of the first scan: ``'float32'``; ``'certified'``,
+      operands in fewer bits and whatever they leave open again in float32;
+      ``'auto'``, what :func:`timing` found faster here. The answer does not
+      depend on it. A prepared table has made the choice already.
+    impl: ``'xla'``; the place for a kernel written by hand.
+
+  Returns:
+    ``(ids, distances)``: int32 ``[B]``, the row of least real-arithmetic
+    Euclidean distance, the lowest index among ties; float32 ``[B]``, that
+    distance (unsquared).
+
+  Raises:
+    ValueError: shapes do not fit, or ``precision`` or ``impl`` is unknown;
+      outside ``jit`` also if an entry is not finite.
+
+  Example:
+    >>> ids, _ = nearest(jnp.zeros((1, 1)), jnp.array([[1.], [-1.]]))
+    >>> ids.tolist()
+    [0]
+  """
+  _check_choice('impl', impl, _IMPLS)
+  queries, table = _prepared(queries, vectors, precision)
+  ids, distances, _ = search.compiled(mesh)(queries, table)
+  return ids, distances
+
+
+def k_nearest(queries, vectors, k, *, mesh=None):
+  r"""Finds the k nearest rows of a table for each query, exactly.
+
+  A query that is itself a row of the table has that row first, at distance 0
+  (the lowest such row, if the table holds it more than once).
+
+  Args:
+    queries: points, float32 ``[B, D]``, finite; other dtypes are cast first.
+    vectors: the table, float32 ``[V, D]``, finite, or a prepared one.
+    k: number of neighbours, ``1 <= k <= V``; a Python int.
+    mesh: as in :func:`nearest`; each part of the table must hold k rows.
+
+  Returns:
+    ``(ids, distances)``: int32 and float32 ``[B, k]``, ascending by
+    real-arithmetic Euclidean distance, ties by index.
+
+  Raises:
+    ValueError: shapes do not fit or ``k`` is out of range; outside ``jit``
+      also if an entry is not finite.
+
+  Example:
+    >>> ids, distances = k_nearest(
+    ...     jnp.zeros((1, 1)), jnp.array([[5.], [0.], [-1.]]), 2)
+    >>> ids.tolist(), distances.tolist()
+    ([[1, 2]], [[0.0, 1.0]])
+  """
+  queries, table = _prepared(queries, vectors, 'float32')
+  num = table.shape[0]
+  if isinstance(k, bool) or int(k) != k or not 1 <= k <= num:
+    raise ValueError(f'k={k} must be an int in [1, {num}]; the table has {num} '
+                     'rows')
+  if mesh is not None and len(mesh.axis_names) > 1:
+    parts = mesh.shape[mesh.axis_names[1]]
+    if -(-num // parts) < k:
+      raise ValueError(f'k={k} exceeds the rows of one of {parts} parts of a '
+                       f'table of {num}; split the queries only')
+  ids, distances, _ = search.compiled(mesh, int(k))(
+      queries, rounding.without_reduced(table))
+  return ids.reshape(-1, int(k)), distances.reshape(-1, int(k))
+
+
+def prepare(vectors, *, precision='auto'):
+  """Makes a table ready for many searches.
+
+  Args:
+    vectors: the table, float32 ``[V, D]``, finite, ``V >= 1``.
+    precision: as in :func:`nearest`; fewer bits keep a second copy of the
+      table, of half the size in bfloat16.
+
+  Returns:
+    `PreparedTable`, a pytree to pass in place of ``vectors``.
+
+  Raises:
+    ValueError: as :func:`nearest`.
+
+  Example:
+    >>> table = prepare(jnp.array([[1.], [-1.]]))
+    >>> nearest(jnp.zeros((1, 1)), table)[0].tolist()
+    [0]
+  """
+  _check_choice('precision', precision, PRECISIONS)
+  vectors = _checked('vectors', vectors)
+  if vectors.shape[0] == 0:
+    raise ValueError(f'vectors of shape {vectors.shape} must have a row')
+  return _prepare(vectors, _format(precision, vectors.shape[0]))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _prepare(vectors, name):
+  return rounding.prepare(vectors, name)
+
+
+def _format(precision, num):
+  """Name of the operands' format."""
+  if precision == 'float32' or precision == 'auto' and num < _SMALL:
+    return 'float32'
+  if precision == 'auto':
+    return gate.timing().choice
+  fast = gate.timing().choice if jax.default_backend() == 'gpu' else 'bfloat16'
+  return 'bfloat16' if fast == 'float32' else fast
+
+
+def _prepared(queries, vectors, precision):
+  """Checked queries, and the table prepared."""
+  _check_choice('precision', precision, PRECISIONS)
+  queries = _checked('queries', queries)
+  if isinstance(vectors, rounding.PreparedTable):
+    table = vectors
+  else:
+    vectors = _checked('vectors', vectors)
+    table = None
+  shape = vectors.shape
+  if shape[0] == 0 or queries.shape[1] != shape[1]:
+    raise ValueError(
+        f'vectors of shape {shape} must be [V, {queries.shape[1]}] with'
+        f' V >= 1, as queries has shape {queries.shape}')
+  if table is None:
+    table = _prepare(vectors, _format(precision, shape[0]))
+  return queries, table
+
+
+def _check_choice(name, value, choices):
+  if value not in choices:
+    raise ValueError(f'{name}={value!r} is unknown; use one of {choices}')
+
+
+def _checked(name, array):
+  """The array as float32 of rank 2; its values too, where concrete."""
+  array = jnp.asarray(array, jnp.float32)
+  if array.ndim != 2 or array.shape[1] == 0:
+    raise ValueError(
+        f'{name} of shape {array.shape} must be [rows, D] with D >= 1')
+  if not isinstance(array, jax.core.Tracer) and not _all_finite(array):
+    raise ValueError(f'{name} has entries that are not finite; they have no '
+                     'nearest row')
+  return array
+
+
+@jax.jit
+def _all_finite(array):
+  return jnp.isfinite(array).all()
