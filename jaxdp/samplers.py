@@ -30,6 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special as sp_special
 
+from jaxdp import threefry
+
 # One constant a stream. No two may be equal; a test holds it.
 NUM_CANDIDATES = 1  # how many neighbours a word chooses among
 CANDIDATE_NOISE = 2  # noise on the candidates of a neighbour table
@@ -162,6 +164,20 @@ def map_elements(fun, *arrays):
   return jax.lax.map(lambda element: fun(*element), arrays, batch_size=_TILE)
 
 
+def map_tiles(fun, *arrays):
+  """As :func:`map_elements`, for a function of a whole tile of each array.
+
+  The leading axis is padded with copies of its first entry to whole tiles.
+  """
+  num = arrays[0].shape[0]
+  size = min(_TILE, num)
+  at = jnp.arange(-(-num // size) * size, dtype=jnp.int32)
+  at = jnp.where(at < num, at, 0).reshape(-1, size)
+  out = jax.lax.map(lambda tile: fun(*(a[tile] for a in arrays)), at)
+  return jax.tree.map(
+      lambda a: a.reshape(-1, *a.shape[2:])[:num], out)
+
+
 def laplace(key, shape=(), dtype=jnp.float32, *, scale):
   r"""Draws Laplace noise of density :math:`e^{-|x|/b} / 2b`.
 
@@ -269,19 +285,49 @@ def truncated_gumbel(key, shape=(), dtype=jnp.float32, *, scale, bound):
 
   References: Xu et al. (2020), Algorithm 1.
   """
+  return _truncated_gumbel(lambda: _two_sided_uniform(key, shape, dtype),
+                           dtype, scale, bound)
+
+
+def truncated_gumbel_entry(keys, index, *, scale, bound):
+  """Entry ``index`` of ``truncated_gumbel(key, (n,))`` for each of the keys.
+
+  For a loop over the candidates of a whole batch: arrays run along the batch,
+  whole vectors at a time, where a row of candidates would be a few entries.
+
+  Args:
+    keys: typed ``threefry2x32`` keys, ``[B]``, as :func:`element_keys` makes.
+    index: int32 ``[]``.
+    scale: as for :func:`truncated_gumbel`, a scalar.
+    bound: likewise.
+
+  Returns:
+    float32 ``[B]``.
+  """
+  first, second = jax.random.key_data(keys).T
+  counter = jnp.full(first.shape, index, jnp.uint32)
+  words = lambda: threefry.threefry2x32(
+      first, second, jnp.zeros_like(counter), counter)
+  return _truncated_gumbel(
+      lambda: _side_and_fraction(*words(), jnp.float32), jnp.float32, scale,
+      bound)
+
+
+def _truncated_gumbel(uniform, dtype, scale, bound):
+  """The noise of a two-sided uniform ``uniform()``."""
   _check_scale(scale)
   _check(bound, 'bound', lambda x: x > 0, 'positive; infinity is no bound')
   scale = jnp.asarray(scale, dtype)
   bound = jnp.asarray(bound, dtype)
   ratio = bound / scale
-  upper, fraction = _two_sided_uniform(key, shape, dtype)
-  if ratio.ndim == 0:  # one branch runs, not both
-    noise = jax.lax.cond(ratio <= 1, _narrow_gumbel, _wide_gumbel,
-                         upper, fraction, scale, bound)
+  if ratio.ndim == 0:  # one branch runs, not both; the draw fuses with it
+    noise = jax.lax.cond(ratio <= 1,
+                         lambda: _narrow_gumbel(*uniform(), scale, bound),
+                         lambda: _wide_gumbel(*uniform(), scale, bound))
   else:
     noise = jnp.where(ratio <= 1,
-                      _narrow_gumbel(upper, fraction, scale, bound),
-                      _wide_gumbel(upper, fraction, scale, bound))
+                      _narrow_gumbel(*uniform(), scale, bound),
+                      _wide_gumbel(*uniform(), scale, bound))
   return jnp.clip(noise, -bound, bound)
 
 
@@ -433,7 +479,7 @@ def categorical(key, shape=(), *, thresholds):
   Returns:
     int32 of ``shape`` in [0, K).
   """
-  high, low = jnp.moveaxis(jax.random.bits(key, (*shape, 2)), -1, 0)
+  high, low = threefry.words(key, shape)
   return count_thresholds(high, low, jnp.asarray(thresholds))
 
 
@@ -470,14 +516,20 @@ def _two_sided_uniform(key, shape, dtype):
   The exponent is a run of zero bits, the mantissa comes from other bits: a
   uniform made of 23 bits alone has holes and a floor at 2**-23.
   """
-  wide = jnp.finfo(dtype).bits == 64
+  if jnp.finfo(dtype).bits == 64:
+    return _side_and_fraction(*jax.random.bits(key, (2, *shape), jnp.uint64),
+                              dtype)
+  return _side_and_fraction(*threefry.words(key, shape), dtype)
+
+
+def _side_and_fraction(exponent_word, mantissa_word, dtype):
+  wide = exponent_word.dtype.itemsize == 8
   word, mantissa, bias = ((jnp.uint64, 52, 1022) if wide
                           else (jnp.uint32, 23, 126))
-  bits = jax.random.bits(key, (2, *shape), word)
-  zeros = jax.lax.clz(bits[0])
-  tail = bits[1] & word(2**mantissa - 1)
+  zeros = jax.lax.clz(exponent_word)
+  tail = mantissa_word & word(2**mantissa - 1)
   pattern = ((word(bias) - zeros) << word(mantissa)) | tail
   fraction = jax.lax.bitcast_convert_type(
       pattern, jnp.float64 if wide else jnp.float32)
-  upper = (bits[1] >> word(word.dtype.itemsize * 8 - 1)) == 1
-  return upper, fraction.astype(dtype)
+  side = word(word.dtype.itemsize * 8 - 1)
+  return (mantissa_word >> side) == 1, fraction.astype(dtype)

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _STOREYS = (
-    {'special', 'confidence'},
+    {'special', 'confidence', 'threefry'},
     {'neighbors', 'samplers'},
     {'embeddings', 'guarantees'},
     {'mechanisms', 'deniability', 'senses', 'auditing', 'attacks',

@@ -31,6 +31,18 @@ def max_candidates(num_words):
   return min(k_max, num_words)
 
 
+def common_candidates(num_words, k_max):
+  """Columns that nearly every word needs: K exceeds them for under one in 500.
+
+  The few others are drawn again from the whole table, so this is only speed.
+  """
+  rate = math.log(num_words)
+  common = 8
+  while sp_special.pdtrc(common, rate) > 2e-3:
+    common += 8
+  return min(common, k_max)
+
+
 def check_max_candidates(value, num_words):
   """Returns the number of table columns, or raises ValueError."""
   if value is None:

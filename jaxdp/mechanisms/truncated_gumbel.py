@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import guarantees
+from jaxdp import neighbors
 from jaxdp import samplers
 from jaxdp.mechanisms import calibration
 from jaxdp.mechanisms import candidates
@@ -127,51 +128,68 @@ def privatize(key, ids, params, start=0):
 def _privatize(key, ids, params, start):
   params = params._replace(vectors=jnp.asarray(params.vectors))
   flat = ids.reshape(-1)
-  num = flat.shape[0]
-  count_keys = samplers.element_keys(key, samplers.NUM_CANDIDATES, start, num)
-  count = samplers.map_elements(lambda k: samplers.categorical(
-      k, thresholds=params.count_thresholds), count_keys)
-  noise_keys = samplers.element_keys(key, samplers.CANDIDATE_NOISE, start, num)
-  out = samplers.map_elements(
-      lambda k, word, c: _from_candidates(k, word, c, params),
-      noise_keys, flat, count)
-  whole_keys = samplers.element_keys(key, samplers.VOCABULARY_NOISE, start, num)
-  everyone = count == params.neighbor_ids.shape[1]
+  num, k_max = flat.shape[0], params.neighbor_ids.shape[1]
+  keys = lambda purpose: samplers.element_keys(key, purpose, start, num)
+  count_keys, noise_keys = (
+      keys(samplers.NUM_CANDIDATES), keys(samplers.CANDIDATE_NOISE))
+  whole_keys = keys(samplers.VOCABULARY_NOISE)
+  common = candidates.common_candidates(params.vectors.shape[0], k_max)
+
+  def draw(count_keys, noise_keys, words):
+    count = jax.vmap(lambda key: samplers.categorical(
+        key, thresholds=jnp.asarray(params.count_thresholds)))(count_keys)
+    return count, _from_candidates(noise_keys, words, count, params, common)
+
+  count, out = samplers.map_tiles(draw, count_keys, noise_keys, flat)
+  rare = count >= common
   # Compacted, with a dynamic trip count: a cond under vmap would make every
-  # word pay for the whole vocabulary.
-  rows = jnp.nonzero(everyone, size=num, fill_value=0)[0]
+  # word pay for the whole vocabulary. A draw from fewer columns begins as one
+  # from all of them does, so the split never shows.
+  rows = jnp.nonzero(rare, size=num, fill_value=0)[0]
 
-  def whole_vocabulary(i, out):
+  def again(i, out):
     row = rows[i]
-    return out.at[row].set(_from_all(whole_keys[row], flat[row], params))
+    one = lambda a: a[row][None]
+    return out.at[row].set(jax.lax.cond(
+        count[row] == k_max,
+        lambda: _from_all(whole_keys[row], flat[row], params),
+        lambda: _from_candidates(
+            one(noise_keys), one(flat), one(count), params, k_max)[0]))
 
-  out = jax.lax.fori_loop(0, jnp.sum(everyone, dtype=jnp.int32),
-                          whole_vocabulary, out)
+  out = jax.lax.fori_loop(0, jnp.sum(rare, dtype=jnp.int32), again, out)
   return out.reshape(ids.shape)
 
 
-def _from_candidates(key, word, count, params):
-  """One draw among the count + 1 nearest words."""
-  distance = jnp.asarray(params.neighbor_distances)[word]
-  rank = jnp.arange(distance.shape[0], dtype=jnp.int32)
-  masked = jnp.where(rank <= count, distance, jnp.inf)
-  choice = jnp.argmin(masked + _noise(key, distance.shape, params))
-  return jnp.asarray(params.neighbor_ids)[word, choice]
+def _from_candidates(keys, words, counts, params, columns):
+  """Draws among the count + 1 nearest words, which are in the columns; [B]."""
+  distances = jnp.asarray(params.neighbor_distances)
+
+  # Over columns, each along the whole tile: noise fused into an arg-min over a
+  # row would be scalar code.
+  def step(column, least):
+    value, choice = least
+    noise = samplers.truncated_gumbel_entry(
+        keys, column, scale=params.scale, bound=params.bound)
+    noisy = distances[words, column] + _clipped(noise, params)
+    noisy = jnp.where(column <= counts, noisy, jnp.inf)
+    return (jnp.minimum(value, noisy),
+            jnp.where(noisy < value, column, choice))
+
+  _, choice = jax.lax.fori_loop(
+      0, columns, step, (jnp.full(words.shape, jnp.inf),
+                         jnp.zeros(words.shape, jnp.int32)))
+  return jnp.asarray(params.neighbor_ids)[words, choice]
 
 
 def _from_all(key, word, params):
   """One draw among all V words: a pass over the table."""
-  with jax.enable_x64(True):
-    table = params.vectors.astype(jnp.float64)
-    gap = table - table[word][None]
-    distance = jnp.sqrt(jnp.sum(gap * gap, axis=1)).astype(jnp.float32)
-  noisy = distance + _noise(key, distance.shape, params)
-  return jnp.argmin(noisy).astype(jnp.int32)
-
-
-def _noise(key, shape, params):
-  noise = samplers.truncated_gumbel(key, shape, scale=params.scale,
+  distance = neighbors.distances(params.vectors[word], params.vectors)
+  noise = samplers.truncated_gumbel(key, distance.shape, scale=params.scale,
                                     bound=params.bound)
+  return jnp.argmin(distance + _clipped(noise, params)).astype(jnp.int32)
+
+
+def _clipped(noise, params):
   return jnp.clip(noise, -params.clip, params.clip)
 
 

@@ -46,9 +46,10 @@ neighbours.
 from jaxdp.neighbors.gate import timing
 from jaxdp.neighbors.ranges import distance_range
 from jaxdp.neighbors.rounding import PreparedTable
+from jaxdp.neighbors.tables import distances
 from jaxdp.neighbors.tables import k_nearest
 from jaxdp.neighbors.tables import nearest
 from jaxdp.neighbors.tables import prepare
 
-__all__ = ['PreparedTable', 'distance_range', 'k_nearest', 'nearest', 'prepare',
-           'timing']
+__all__ = ['PreparedTable', 'distance_range', 'distances', 'k_nearest',
+           'nearest', 'prepare', 'timing']

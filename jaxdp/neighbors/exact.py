@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 import numpy as np
 
-TILE = 1024  # rows of the table in one step of `exhaustive`
+TILE = 1024  # rows of the table in one step over all of them
 INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -68,36 +68,54 @@ def rank(query, vectors, ids, live, k):
   return smallest(jnp.where(live, high, jnp.inf), low, ids, k)
 
 
+def _tile(vectors, index):
+  """First row and rows of a tile; the last one starts early."""
+  num = vectors.shape[0]
+  size = min(TILE, num)
+  start = jnp.minimum(index * size, num - size)
+  return start, lax.dynamic_slice_in_dim(vectors, start, size)
+
+
+def _num_tiles(vectors):
+  return np.int32(-(-vectors.shape[0] // TILE))
+
+
+def all_sq_distances(query, vectors, finish=lambda sums: sums):
+  """Float64 squared distances of one query ``[D]`` to all rows, ``[V]``.
+
+  ``finish`` is applied to the sums of each tile.
+  """
+  ones = jnp.ones((vectors.shape[1],), jnp.float64)
+
+  def step(index, out):
+    start, rows = _tile(vectors, index)
+    diff = rows.astype(jnp.float64) - query.astype(jnp.float64)[None]
+    # A product with ones: XLA's CPU code adds up a row one term at a time.
+    sums = jnp.matmul(diff * diff, ones, precision=lax.Precision.HIGHEST)
+    return lax.dynamic_update_slice_in_dim(out, finish(sums), start, 0)
+
+  empty = finish(jnp.zeros((vectors.shape[0],), jnp.float64))
+  return lax.fori_loop(0, _num_tiles(vectors), step, empty)
+
+
 def exhaustive(query, vectors, k):
   """The k nearest of all rows, by float64 and, where close, double-double."""
   num, dim = vectors.shape
-  size = min(TILE, num)
-  num_tiles = np.int32(-(-num // size))
-
-  def tile(index):
-    start = jnp.minimum(index * size, num - size)
-    return start, lax.dynamic_slice_in_dim(vectors, start, size)
-
-  def coarse(index, out):
-    start, rows = tile(index)
-    return lax.dynamic_update_slice_in_dim(
-        out, sq_distances(query[None, :], rows), start, 0)
+  sums = all_sq_distances(query, vectors)
+  kth = jnp.min(sums) if k == 1 else lax.sort(sums)[k - 1]
+  cutoff = kth * (1 + unit64(dim))
 
   def fine(index, pair):
-    start, rows = tile(index)
-    old = [lax.dynamic_slice_in_dim(a, start, size) for a in pair]
+    start, rows = _tile(vectors, index)
+    old = [lax.dynamic_slice_in_dim(a, start, len(rows)) for a in pair]
     new = lax.cond(jnp.any(old[0] <= cutoff),
                    lambda: precise_sq_distances(query[None, :], rows),
                    lambda: tuple(old))
     return tuple(lax.dynamic_update_slice_in_dim(a, b, start, 0)
                  for a, b in zip(pair, new))
 
-  everything = jnp.full((num,), jnp.inf, jnp.float64)
-  sums = lax.fori_loop(0, num_tiles, coarse, everything)
-  kth = jnp.min(sums) if k == 1 else lax.sort(sums)[k - 1]
-  cutoff = kth * (1 + unit64(dim))
   high, low = lax.fori_loop(
-      0, num_tiles, fine, (sums, jnp.zeros_like(sums)))
+      0, _num_tiles(vectors), fine, (sums, jnp.zeros_like(sums)))
   return smallest(high, low, jnp.arange(num, dtype=jnp.int32), k)
 
 

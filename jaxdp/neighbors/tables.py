@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxdp.neighbors import exact
 from jaxdp.neighbors import gate
 from jaxdp.neighbors import rounding
 from jaxdp.neighbors import search
@@ -118,6 +119,26 @@ def prepare(vectors, *, precision='auto'):
   if vectors.shape[0] == 0:
     raise ValueError(f'vectors of shape {vectors.shape} must have a row')
   return _prepare(vectors, _format(precision, vectors.shape[0]))
+
+
+def distances(query, vectors):
+  """Computes the distances of one point to all rows. Device, jittable.
+
+  Args:
+    query: float32 ``[D]``.
+    vectors: float32 ``[V, D]``.
+
+  Returns:
+    float32 ``[V]``, float64 sums of squared differences, rounded once; a row
+    equal to the query is at 0 exactly.
+
+  Example:
+    >>> distances(jnp.zeros(2), jnp.array([[3., 4.], [0., 0.]])).tolist()
+    [5.0, 0.0]
+  """
+  with jax.enable_x64(True):
+    return exact.all_sq_distances(
+        query, vectors, lambda sums: jnp.sqrt(sums).astype(jnp.float32))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import threefry
+
 TOTAL = 2**64
 # exp and ln of `decimal` are correctly rounded: at 80 digits every value used
 # here is right to 1e-75.
@@ -138,8 +140,7 @@ def draw(key, shape, cuts, row=None):
   Returns:
     int32 of ``shape`` in [0, K): how many thresholds the bits reach.
   """
-  words = jax.random.bits(key, (*shape, 2), jnp.uint32)
-  high, low = words[..., 0], words[..., 1]
+  high, low = threefry.words(key, shape)
   num = cuts.shape[-2]
   flat = jnp.asarray(cuts).reshape(-1, 2)
   top, rest = flat[:, 0], flat[:, 1]
