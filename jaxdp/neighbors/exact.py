@@ -32,6 +32,14 @@ def sq_distances(queries, rows):
   return jnp.sum(diff * diff, axis=-1)
 
 
+def sq_distances_to(query, rows):
+  """Float64 squared distances of one query ``[D]`` to rows ``[R, D]``."""
+  diff = rows.astype(jnp.float64) - query.astype(jnp.float64)[None]
+  # A product with ones: XLA's CPU code adds up a row one term at a time.
+  return jnp.matmul(diff * diff, jnp.ones((diff.shape[1],), jnp.float64),
+                    precision=lax.Precision.HIGHEST)
+
+
 def two_sum(a, b):
   """The float64 sum and its rounding error, exactly."""
   total = a + b
@@ -85,14 +93,10 @@ def all_sq_distances(query, vectors, finish=lambda sums: sums):
 
   ``finish`` is applied to the sums of each tile.
   """
-  ones = jnp.ones((vectors.shape[1],), jnp.float64)
-
   def step(index, out):
     start, rows = _tile(vectors, index)
-    diff = rows.astype(jnp.float64) - query.astype(jnp.float64)[None]
-    # A product with ones: XLA's CPU code adds up a row one term at a time.
-    sums = jnp.matmul(diff * diff, ones, precision=lax.Precision.HIGHEST)
-    return lax.dynamic_update_slice_in_dim(out, finish(sums), start, 0)
+    sums = finish(sq_distances_to(query, rows))
+    return lax.dynamic_update_slice_in_dim(out, sums, start, 0)
 
   empty = finish(jnp.zeros((vectors.shape[0],), jnp.float64))
   return lax.fori_loop(0, _num_tiles(vectors), step, empty)

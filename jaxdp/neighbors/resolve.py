@@ -27,6 +27,7 @@ _MOST_GROUPS = 32  # live lanes beyond which a query is given up
 class Found(NamedTuple):
   """The K nearest rows of each query of a block, as far as float64 sees."""
   ids: jax.Array  # [N, K] int32, right where certified and not tied
+  distance: jax.Array  # [N, K] float32, of those rows
   rows: jax.Array  # [N, C] int32, C >= K, to rank where tied
   live: jax.Array  # [N, C] bool, which of the rows
   tied: jax.Array  # [N] bool, whether float64 leaves the order open
@@ -59,10 +60,6 @@ def resolve(table, block, queries, lanes, shape):
   turn = num_queries if jax.default_backend() != 'cpu' else 64
   turn = min(turn, num_queries)
   with jax.enable_x64(True):
-    wide = queries.astype(jnp.float64)
-    norms = jnp.sum(wide * wide, axis=-1)
-    factor = jnp.prod(block.scales.astype(jnp.float64), axis=0)
-
     def look(low, tiles, points):
       """The least group of each query: bounds without it, rows, distances."""
       lane = _first(low)
@@ -73,14 +70,13 @@ def resolve(table, block, queries, lanes, shape):
       return (jnp.where(taken, jnp.inf, low), ids,
               jnp.where(new, sums, jnp.inf))
 
-    def bound(least, norms, factor):
-      unit = exact.unit64(queries.shape[1])
-      score = (least - norms + unit * (least + norms)) / 2
-      return _up(score * factor)
+    def bound(least, some=slice(None)):
+      return upper_bound(block._replace(scales=block.scales[:, some]),
+                         queries[some], least)
 
     def begin():
       low, ids, sums = look(lanes.low, lanes.tile, queries)
-      high = bound(jnp.min(sums, axis=-1), norms, factor)
+      high = bound(jnp.min(sums, axis=-1))
       count = jnp.sum(low <= high[:, None], axis=-1, dtype=jnp.int32)
       return _State(low, ids, sums, high, (count > 0) & (count <= _MOST_GROUPS),
                     count <= _MOST_GROUPS)
@@ -94,7 +90,7 @@ def resolve(table, block, queries, lanes, shape):
            jnp.concatenate([state.ids[here], ids], axis=1)), num_keys=2)
       size = state.ids.shape[1]
       dropped = sums[:, size] <= _tie(sums[:, 0], queries.shape[1])
-      high = bound(sums[:, 0], norms[here], factor[here])
+      high = bound(sums[:, 0], here)
       new = _State(low, ids[:, :size], sums[:, :size], high,
                    jnp.any(low <= high[:, None], axis=-1),
                    state.whole[here] & ~dropped)
@@ -107,7 +103,20 @@ def resolve(table, block, queries, lanes, shape):
     ids = jnp.min(jnp.where(live, state.ids, exact.INT32_MAX), axis=-1)
     tied = jnp.sum(live, axis=-1, dtype=jnp.int32) > 1
     hidden = lanes.rest <= state.high
-  return Found(ids[:, None], state.ids, live, tied, state.whole & ~hidden)
+    distance = jnp.sqrt(least).astype(jnp.float32)
+  return Found(ids[:, None], distance[:, None], state.ids, live, tied,
+               state.whole & ~hidden)
+
+
+def upper_bound(block, queries, sq_distance):
+  """Upper bounds of the scores at float64 squared distances, float32 ``[N]``.
+
+  The scores in real arithmetic, in units of the block's scales.
+  """
+  wide = queries.astype(jnp.float64)
+  norms, unit = jnp.sum(wide * wide, axis=-1), exact.unit64(queries.shape[1])
+  score = (sq_distance - norms + unit * (sq_distance + norms)) / 2
+  return _up(score * jnp.prod(block.scales.astype(jnp.float64), axis=0))
 
 
 def _tie(sq_distance, dim):

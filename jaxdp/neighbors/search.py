@@ -112,7 +112,7 @@ def _local(queries, table, k):
   if k > 1:
     return map_blocks(
         functools.partial(_whole_block, table, groups.finder(table, k)),
-        queries, groups.block_size(table, k))
+        queries, groups.block_size(table))
   shape = _tiling(table)
   if table.format == 'float32':
     find = functools.partial(_scanned, table, shape)
@@ -211,19 +211,21 @@ def _finish(vectors, queries, found, valid, exhaust):
 
   # One row a turn: a vmapped cond would run the slow branch for every row.
   def redo(carry):
-    ids, left = carry
+    ids, distances, left = carry
     row = jnp.min(jnp.where(left, index, exact.INT32_MAX))
     again = lax.cond(
         exhaust[row],
         lambda: exact.exhaustive(queries[row], vectors, k),
         lambda: exact.rank(queries[row], vectors, found.rows[row],
                            found.live[row], k))
-    return ids.at[row].set(again), left & (index != row)
+    sums = exact.sq_distances(queries[row][None], vectors[again])
+    return (ids.at[row].set(again),
+            distances.at[row].set(jnp.sqrt(sums).astype(jnp.float32)),
+            left & (index != row))
 
   with jax.enable_x64(True):
-    ids, _ = lax.while_loop(
-        lambda carry: jnp.any(carry[1]), redo, (found.ids, settle | exhaust))
-    sums = exact.sq_distances(queries[:, None, :], vectors[ids])
-    distances = jnp.sqrt(sums).astype(jnp.float32)
+    ids, distances, _ = lax.while_loop(
+        lambda carry: jnp.any(carry[-1]), redo,
+        (found.ids, found.distance, settle | exhaust))
   total = lambda mask: jnp.sum(mask, dtype=jnp.int32)
   return ids, distances, Counts(jnp.int32(0), total(settle), total(exhaust))
