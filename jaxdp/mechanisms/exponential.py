@@ -10,6 +10,7 @@ callers need no global switch; a device without float64 cannot run it.
 References: Yue et al. (2021), Section 4.1; McSherry & Talwar (2007).
 """
 
+import functools
 import math
 
 import jax
@@ -20,6 +21,7 @@ from scipy import special as sp_special
 from jaxdp.mechanisms import calibration
 
 _TOKENS = 256  # tokens drawn at once from a block of rows
+_TILE = 2**13  # words whose distances are taken at once
 
 
 def log_prob(ids, vectors, *, rate, cap=math.inf):
@@ -62,7 +64,7 @@ def draw(words, ids, vectors, *, rate, cap, active=None, columns=None):
   num_active = jnp.sum(active, dtype=jnp.int32)
   row_of = jnp.cumsum(is_new, dtype=jnp.int32) - 1
   num_rows = jnp.sum(is_new, dtype=jnp.int32)
-  block_rows = max(1, min(64, num_tokens, 2**20 // num_words))
+  block_rows = min(64, num_tokens, max(16, 2**20 // num_words))
   # starts[r]: first sorted token of distinct word r; num_active past the last.
   starts = jnp.nonzero(is_new, size=num_tokens, fill_value=num_tokens)[0]
   starts = jnp.pad(starts.astype(jnp.int32), (0, block_rows + 1),
@@ -100,34 +102,46 @@ def _block_law(row_ids, vectors, rate, cap, columns):
   """
   num_words = vectors.shape[0] if columns is None else columns.shape[0]
   width = 2 ** math.ceil(math.log2(max(num_words, 2)) / 2)
-  groups = -(-num_words // width)
+  tile = width * max(1, min(_TILE, num_words) // width)
   with jax.enable_x64(True):
-    distance = _distances(row_ids, vectors, columns)
-    rate, cap = rate.astype(jnp.float64), cap.astype(jnp.float64)
-    distance = jnp.minimum(distance, cap)
+    distance = _distances(row_ids, vectors, columns, tile)
+    distance = jnp.minimum(distance, cap.astype(jnp.float64))
     if columns is not None:
       # A word that may not come out itself can be far from all that may: then
       # every weight of its row would underflow.
       distance -= jnp.min(distance, axis=1, keepdims=True)
-    weights = jnp.exp(-rate * distance)
-    weights = jnp.pad(weights, ((0, 0), (0, groups * width - num_words)))
-    weights = weights.reshape(-1, groups, width)
+    weights = jnp.exp(-rate.astype(jnp.float64) * distance)
+    real = jnp.arange(distance.shape[1], dtype=jnp.int32) < num_words
+    weights = jnp.where(real[None], weights, 0.)
+    weights = weights.reshape(-1, distance.shape[1] // width, width)
     return weights, jnp.cumsum(jnp.sum(weights, axis=2), axis=1)
 
 
-def _distances(row_ids, vectors, columns):
-  """Euclidean distances [U, S] in float64; call inside an x64 scope."""
-  table = vectors.astype(jnp.float64)
-  rows, names = table[row_ids], jnp.arange(table.shape[0], dtype=row_ids.dtype)
-  sq_norms = jnp.sum(table * table, axis=1)
-  own_sq_norms = sq_norms[row_ids][:, None]
-  if columns is not None:
-    table, sq_norms, names = table[columns], sq_norms[columns], columns
-  # In float64 the Gram form is good to 1e-16 |x|^2 / d; a word to itself is 0.
-  dots = jnp.matmul(rows, table.T, precision=jax.lax.Precision.HIGHEST)
-  sq_distance = own_sq_norms + sq_norms[None] - 2 * dots
-  own = row_ids[:, None] == names[None]
-  return jnp.where(own, 0., jnp.sqrt(jnp.maximum(sq_distance, 0.)))
+def _distances(row_ids, vectors, columns, tile):
+  """Euclidean distances [U, S] in float64; call inside an x64 scope.
+
+  S is rounded up to whole tiles; the last word stands in for those beyond.
+  """
+  num_words = vectors.shape[0] if columns is None else columns.shape[0]
+  points = vectors[row_ids].astype(jnp.float64)
+  sq_norms = jnp.sum(points * points, axis=1)
+  ones = jnp.ones((vectors.shape[1],), jnp.float64)
+  matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+  # By tiles: a float64 copy of the table would be twice its size.
+  def one(start):
+    at = jnp.minimum(start + jnp.arange(tile, dtype=jnp.int32), num_words - 1)
+    names = at if columns is None else columns[at]
+    rows = vectors[names].astype(jnp.float64)
+    # In float64 the Gram form is good to 1e-16 |x|^2 / d; to itself it is 0.
+    sq_distance = (sq_norms[:, None] + matmul(rows * rows, ones)[None]
+                   - 2 * matmul(points, rows.T))
+    own = row_ids[:, None] == names[None]
+    return jnp.where(own, 0., jnp.sqrt(jnp.maximum(sq_distance, 0.)))
+
+  starts = jnp.arange(0, num_words, tile, dtype=jnp.int32)
+  out = jax.lax.map(one, starts)
+  return jnp.moveaxis(out, 0, 1).reshape(len(row_ids), -1)
 
 
 def _invert(law, row, words, num_words):
