@@ -71,8 +71,9 @@ def panel(mechanism, num_trials, numpy_trials, dimensions=None):
   config = habernal22_fig1.Config(num_trials=num_trials)
   total = np.zeros(2)
   for n in dimensions or config.dimensions:
-    warm = habernal22_fig1.Config(num_trials=1_000)
-    _, first = harness.once(lambda: habernal22_fig1.sweep(warm, mechanism, n))
+    # The block size, and so the program, depends on the number of trials.
+    _, first = harness.once(
+        lambda: habernal22_fig1.sweep(config, mechanism, n))
     rows, ours = harness.once(
         lambda: habernal22_fig1.sweep(config, mechanism, n))
     for row in rows:

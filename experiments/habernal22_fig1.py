@@ -39,6 +39,7 @@ from experiments import command_line
 from experiments import report
 from jaxdp import auditing
 from jaxdp import guarantees
+from jaxdp import threefry
 
 KEY = ('mechanism', 'epsilon', 'n')
 PANELS = ('copy', 'random', 'laplace', 'adept', 'dptext', 'wrong_sensitivity')
@@ -82,7 +83,9 @@ QUICK = Config(dimensions=(1, 8, 128), num_trials=200_000)
 
 
 def _uniform(key, num, x):
-  return jax.random.uniform(key, (num, x.size))
+  """Multiples of 2^-23 in [0, 1), [num, n], two of them a hash."""
+  words = jnp.concatenate(threefry.words(key, (num, -(-x.size // 2))), axis=1)
+  return (words[:, :x.size] >> 9).astype(jnp.float32) * np.float32(2.**-23)
 
 
 def _noise(key, num, x):

@@ -46,6 +46,7 @@ from jaxdp import guarantees
 from jaxdp import mechanisms
 from jaxdp import samplers
 from jaxdp.mechanisms import calibration
+from jaxdp.mechanisms import candidates
 from jaxdp.mechanisms import comparable
 from jaxdp.mechanisms import custext
 
@@ -95,7 +96,7 @@ class Config:
 
 
 def privatize_file(config, *, batch_size=None, checkpoint_seconds=1.,
-                   block_bytes=2**18):
+                   block_bytes=2**18, cache_dir=None):
   """Privatises one text, or goes on where a killed run stopped.
 
   Args:
@@ -104,6 +105,8 @@ def privatize_file(config, *, batch_size=None, checkpoint_seconds=1.,
       text. A run that goes on keeps its own.
     checkpoint_seconds: least time between two records of the state.
     block_bytes: bytes read at once.
+    cache_dir: folder for neighbour tables; see ``candidates.geometry``. The
+      output does not depend on it.
 
   Returns:
     The guarantee card, a dict.
@@ -137,11 +140,11 @@ def privatize_file(config, *, batch_size=None, checkpoint_seconds=1.,
       if resumed and os.path.exists(files.params):
         params = text_checkpoint.load_params(files.params)
       elif resumed:
-        params = _calibrate(config, mechanism, table, files)
+        params = _calibrate(config, mechanism, table, files, cache_dir)
       else:
         _refuse_existing(config)
         scan = _scan(config, file, table, vocabulary, block_bytes)
-        params = _calibrate(config, mechanism, table, files)
+        params = _calibrate(config, mechanism, table, files, cache_dir)
         scan, num_kept = _without_kept(scan, file, table, params, block_bytes)
         record = text_checkpoint.new_record(
             identity, _key(config),
@@ -297,11 +300,17 @@ def _batch_size(config, num_words):
   return min(largest, max(_SMALLEST_BATCH, needed))
 
 
-def _calibrate(config, mechanism, table, files):
+def _calibrate(config, mechanism, table, files, cache_dir):
   """Returns params, stored for a run that goes on: they may take minutes."""
   started = time.monotonic()
-  params = mechanism.calibrate(table, epsilon=config.epsilon,
-                               **dict(config.settings))
+  settings = dict(config.settings)
+  known = inspect.signature(mechanism.calibrate).parameters
+  if (cache_dir is not None and 'geometry' in known
+      and settings.get('num_candidates', 'poisson') == 'poisson'):
+    settings['geometry'] = candidates.geometry(
+        table, max_candidates=settings.pop('max_candidates', None),
+        cache_dir=cache_dir)
+  params = mechanism.calibrate(table, epsilon=config.epsilon, **settings)
   text_checkpoint.save_params(files.params, params)
   logging.info('calibrated %s in %.1f s', config.mechanism,
                time.monotonic() - started)
@@ -458,6 +467,8 @@ def define_flags():
                        'included.')
   flags.DEFINE_multi_string('setting', [], 'name=value of the mechanism, as in '
                             '--setting=noise=clipped; may be repeated.')
+  flags.DEFINE_string('cache_dir', None, 'Folder, writable by you alone, where '
+                      "a table's nearest words are kept for the next text.")
   flags.DEFINE_integer('batch_size', None, 'Words a device call.',
                        lower_bound=1, upper_bound=_LARGEST_BATCH)
 
@@ -486,7 +497,8 @@ def main(argv):
   try:
     settings = tuple(map(parse_setting, flags.FLAGS.setting))
     privatize_file(Config(settings=settings, **values),
-                   batch_size=flags.FLAGS.batch_size)
+                   batch_size=flags.FLAGS.batch_size,
+                   cache_dir=flags.FLAGS.cache_dir)
   except KeyboardInterrupt:
     sys.exit('privatize_text: stopped; the same command goes on from here')
   except (ValueError, OSError) as e:

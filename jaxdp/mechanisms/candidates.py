@@ -10,7 +10,11 @@ the default number of columns, and more often for a smaller ``max_candidates``.
 
 import hashlib
 import math
+import os
+import pathlib
+import tempfile
 from typing import NamedTuple
+import zipfile
 
 import numpy as np
 from scipy import special as sp_special
@@ -76,7 +80,7 @@ class Geometry(NamedTuple):
   digest: str  # SHA-256 of the vectors it was measured on
 
 
-def geometry(table, *, max_candidates=None):
+def geometry(table, *, max_candidates=None, cache_dir=None):
   """Measures a table once, to calibrate many mechanisms or budgets from it.
 
   This is the slow half of ``calibrate``: seconds for 28,000 words. Pass the
@@ -87,15 +91,74 @@ def geometry(table, *, max_candidates=None):
     table: EmbeddingTable of at least two distinct words and vectors.
     max_candidates: columns of the neighbour table; None for the smallest
       whose rerouted mass is under 1e-9.
+    cache_dir: folder where the result is kept and looked for, by the digest of
+      the vectors; None touches no file. Guarantees rest on what it holds: name
+      one that only you can write to.
 
   Raises:
-    ValueError: a bad table or max_candidates.
+    ValueError: a bad table, max_candidates or cache_dir, or a damaged file.
   """
   vectors = calibration.check_table(table)
   k_max = check_max_candidates(max_candidates, len(vectors))
+  digest = _digest(vectors)
+  path = None if cache_dir is None else _cache_path(cache_dir, digest, k_max)
+  if path is not None and path.exists():
+    return _load(path, digest, (len(vectors), k_max))
   minimum, diameter = neighbors.distance_range(vectors)
-  return Geometry(minimum, diameter, *_neighbor_table(vectors, k_max),
-                  _digest(vectors))
+  made = Geometry(minimum, diameter, *_neighbor_table(vectors, k_max), digest)
+  if path is not None:
+    _save(path, made)
+  return made
+
+
+def _cache_path(cache_dir, digest, k_max):
+  folder = pathlib.Path(cache_dir)
+  if not folder.is_dir():
+    raise ValueError(f'cache_dir={str(cache_dir)!r} is not a folder; make it '
+                     'first')
+  return folder / f'geometry-{digest[:32]}-{k_max}.npz'
+
+
+def _content(range_, ids, distances):
+  """SHA-256 of what a cached file holds."""
+  content = hashlib.sha256()
+  for array in (range_, ids, distances):
+    content.update(np.ascontiguousarray(array).tobytes())
+  return content.hexdigest()
+
+
+def _save(path, made):
+  """Writes a `Geometry`, whole or not at all."""
+  arrays = (np.array([made.minimum, made.diameter]), made.neighbor_ids,
+            made.neighbor_distances)
+  with tempfile.NamedTemporaryFile(
+      dir=path.parent, suffix='.partial', delete=False) as file:
+    try:
+      np.savez(file, range=arrays[0], ids=arrays[1], distances=arrays[2],
+               digest=made.digest, content=_content(*arrays))
+      file.close()
+      os.replace(file.name, path)
+    except BaseException:
+      os.unlink(file.name)
+      raise
+
+
+def _load(path, digest, shape):
+  """Reads a `Geometry` of that table back; a damaged one is refused."""
+  try:
+    with np.load(path, allow_pickle=False) as held:
+      arrays = held['range'], held['ids'], held['distances']
+      whole = (str(held['digest']) == digest
+               and str(held['content']) == _content(*arrays)
+               and arrays[1].shape == arrays[2].shape == shape)
+  except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    raise ValueError(f'{path} is no neighbour table ({error}); remove it and '
+                     'it is made again') from error
+  if not whole:
+    raise ValueError(f'{path} is damaged or of another table; remove it and it '
+                     'is made again')
+  (minimum, diameter), ids, distances = arrays
+  return Geometry(float(minimum), float(diameter), ids, distances, digest)
 
 
 def _digest(vectors):

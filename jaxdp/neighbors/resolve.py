@@ -8,8 +8,8 @@ when every group it did not look at is known not to be live: then the row found
 has the least float64 distance, and what float64 cannot separate is handed on
 as a list of rows to rank in double-double.
 
-Shape letters: ``N`` queries of a block, ``L`` lanes' groups, ``G`` rows of a group,
-``R`` queries that look at one more group in the same turn.
+Shape letters: ``N`` queries of a block, ``L`` groups that the lanes kept, ``G``
+rows of a group, ``R`` queries that look at one more group in the same turn.
 """
 
 from typing import NamedTuple

@@ -4,8 +4,8 @@ Device. The rows are read in tiles of ``T`` groups of ``G``; the groups are the
 tile's *lanes*. Only the least score of a group is kept: one subtraction and one
 minimum a score, which is what lets the matrix product set the pace. A running
 minimum over the tiles then keeps, for each lane, where its two least groups are
-and a bound for the others; that is done once a group, so it is cheap. No array of shape ``[B, V]`` is
-ever formed.
+and a bound for the others; that is done once a group, so it is cheap. No array
+of shape ``[B, V]`` is ever formed.
 
 Shape letters: ``N`` queries of a block, ``V`` rows of the table, ``D``
 dimensions, ``G`` rows of a group, ``T`` lanes of a tile.

@@ -1,0 +1,67 @@
+"""The fused hash is Threefry-2x32, and short draws begin long ones."""
+
+from absl.testing import parameterized
+import jax
+from jax.extend import random as extend_random
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import samplers
+from jaxdp import threefry
+
+
+class ThreefryTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # Random123's known answers: counter words, key words, result.
+      ((0, 0), (0, 0), (0x6b200159, 0x99ba4efe)),
+      ((2**32 - 1, 2**32 - 1), (2**32 - 1, 2**32 - 1),
+       (0x1cb996fc, 0xbb002be7)),
+      ((0x243f6a88, 0x85a308d3), (0x13198a2e, 0x03707344),
+       (0xc4923a9c, 0x483df7a0)))
+  def test_known_answers(self, counter, key, want):
+    got = threefry.threefry2x32(*(jnp.uint32(w) for w in (*key, *counter)))
+    self.assertEqual(tuple(map(int, got)), want)
+
+  def test_equals_the_primitive_of_jax(self):
+    key = jax.random.key(7)
+    high, low = jax.jit(lambda k: threefry.words(k, (3, 50)))(key)
+    first, second = jax.random.key_data(key)
+    want = extend_random.threefry2x32_p.bind(
+        jnp.full(150, first), jnp.full(150, second),
+        jnp.zeros(150, jnp.uint32), jnp.arange(150, dtype=jnp.uint32))
+    np.testing.assert_array_equal(high.ravel(), want[0])
+    np.testing.assert_array_equal(low.ravel(), want[1])
+
+  def test_a_shorter_draw_is_the_beginning_of_a_longer_one(self):
+    for short, long in zip(threefry.words(jax.random.key(1), (5,)),
+                           threefry.words(jax.random.key(1), (9,))):
+      np.testing.assert_array_equal(short, long[:5])
+
+  @parameterized.parameters('threefry4x32', 'rbg')
+  def test_other_implementations_draw_their_own_bits(self, impl):
+    key = jax.random.key(0, impl=impl)
+    high, low = threefry.words(key, (1000,))
+    self.assertEqual((high.dtype, low.shape), (jnp.uint32, (1000,)))
+    self.assertFalse(bool((high == low).any()))
+    other = threefry.words(jax.random.key(1, impl=impl), (1000,))[0]
+    self.assertLess(int((high == other).sum()), 3)
+
+  def test_an_entry_equals_the_draw_of_its_key(self):
+    keys = samplers.element_keys(jax.random.key(3), samplers.CANDIDATE_NOISE,
+                                 0, 6)
+    for bound in (.5, 4., np.inf):
+      rows = jax.vmap(lambda k, b=bound: samplers.truncated_gumbel(
+          k, (7,), scale=1.3, bound=b))(keys)
+      for i in (0, 6):
+        np.testing.assert_array_equal(
+            samplers.truncated_gumbel_entry(keys, i, scale=1.3, bound=bound),
+            rows[:, i])
+
+  def test_tiles_never_show(self):
+    values = jnp.arange(3000, dtype=jnp.int32)
+    keys = samplers.element_keys(jax.random.key(0), samplers.OUTCOME, 0, 3000)
+    got = samplers.map_tiles(lambda k, v: (v + 1, jax.random.key_data(k)),
+                             keys, values)
+    np.testing.assert_array_equal(got[0], values + 1)
+    np.testing.assert_array_equal(got[1], jax.random.key_data(keys))
