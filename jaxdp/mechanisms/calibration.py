@@ -7,10 +7,12 @@ computing them exactly costs no privacy (Xu et al. 2020, Algorithm 2).
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import embeddings
 from jaxdp import guarantees
+from jaxdp import samplers
 
 RELATION = ('texts of equal length; distance is the sum of the distances of '
             'the words at each position')
@@ -104,6 +106,26 @@ def check_ids(ids, num_words):
     bad = low if low < 0 else high
     raise ValueError(f'ids holds {bad}; the table has words 0 to '
                      f'{num_words - 1}')
+
+
+def run(privatize_fn, key, ids, params, num_words, start):
+  """The host half of every ``privatize``: checks, then the jitted half.
+
+  Args:
+    privatize_fn: jitted ``(key, ids, params, start) -> ids``.
+    key, ids, params, start: as the mechanism's ``privatize`` got them.
+    num_words: ids lie in [0, num_words).
+
+  Raises:
+    ValueError: concrete ids that the table does not hold.
+  """
+  check_ids(ids, num_words)
+  ids = jnp.asarray(ids, jnp.int32)
+  if not ids.size:
+    return ids
+  # Without the static guarantee: another budget does not compile again.
+  return privatize_fn(key, ids, params._replace(guarantee=None),
+                      samplers.split_index(start))
 
 
 def flat_ids(ids, num_words):

@@ -79,13 +79,8 @@ def privatize(key, ids, params, start=0):
   Raises:
     ValueError: concrete ids that the table does not hold.
   """
-  calibration.check_ids(ids, params.vectors.shape[0])
-  ids = jnp.asarray(ids, jnp.int32)
-  if not ids.size:
-    return ids
-  # Without the static guarantee: another budget does not compile again.
-  return _privatize(key, ids, params._replace(guarantee=None),
-                    samplers.split_index(start))
+  return calibration.run(_privatize, key, ids, params, params.vectors.shape[0],
+                         start)
 
 
 @jax.jit

@@ -92,9 +92,9 @@ def _check_probability(value):
 
 
 def privatize(key, ids, params, start=0):
-  """As ``santext.privatize``, which checked the ids."""
-  return _privatize(key, ids, params._replace(guarantee=None),
-                    samplers.split_index(start))
+  """As ``santext.privatize``."""
+  return calibration.run(_privatize, key, ids, params, params.vectors.shape[0],
+                         start)
 
 
 @jax.jit
