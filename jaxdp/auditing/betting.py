@@ -41,6 +41,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp.auditing import settings
+
 _NUM_BETS = 32
 _BLOCK = 4096  # pairs looked at together; bounds the memory, never shows
 
@@ -79,16 +81,11 @@ class Bettor:
   rejected: bool = False
 
   def __post_init__(self):
-    if np.ndim(self.epsilon) or not 0. <= self.epsilon < np.inf:
-      raise ValueError(f'epsilon={self.epsilon} must be one finite number, not '
-                       'negative; it is the claim to test')
-    if np.ndim(self.significance) or not 0. < self.significance < .5:
-      raise ValueError(
-          f'significance={self.significance} must be one number in (0, 0.5); '
-          'it is the probability that a true claim is rejected')
-    if np.ndim(self.delta) or not 0. <= self.delta < 1.:
-      raise ValueError(f'delta={self.delta} must be one number in [0, 1); it '
-                       'is the delta of the claim')
+    settings.check_number(
+        'epsilon', self.epsilon, lambda x: 0. <= x < np.inf, 'one finite '
+        'number, not negative; it is the claim to test')
+    settings.check_significance(self.significance)
+    settings.check_delta(self.delta)
 
   @property
   def result(self):

@@ -26,7 +26,6 @@ Meinshausen, Meier & Buehlmann (2009) for the median of many splits.
 """
 
 import dataclasses
-import numbers
 from typing import Any, NamedTuple
 import warnings
 
@@ -39,6 +38,7 @@ from jaxdp.auditing import bounds
 from jaxdp.auditing import classifier
 from jaxdp.auditing import events
 from jaxdp.auditing import scores
+from jaxdp.auditing import settings
 from jaxdp.auditing import trials
 
 SELECTIONS = ('split', 'fixed', 'bonferroni', 'multisplit')
@@ -483,14 +483,8 @@ def _check_settings(num_trials, delta, significance, score, selection,
       num_trials, (int, np.integer)) or not 1 <= num_trials < 2**53:
     raise ValueError(f'num_trials={num_trials!r} must be an integer in '
                      '[1, 2**53)')
-  for name, value in (('delta', delta), ('significance', significance)):
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-      raise ValueError(f'{name}={value!r} must be a number')
-  if not 0. <= delta < 1.:
-    raise ValueError(f'delta={delta!r} must lie in [0, 1)')
-  if not 0. < significance < .5:
-    raise ValueError(f'significance={significance!r} must lie in (0, 0.5); it '
-                     'is the probability that the bound is wrong')
+  settings.check_delta(delta)
+  settings.check_significance(significance)
   if not (callable(score) or score in scores.NAMES):
     raise ValueError(f'score={score!r} must be one of {scores.NAMES} or a '
                      'function of one output')
@@ -501,9 +495,9 @@ def _check_settings(num_trials, delta, significance, score, selection,
                      "'x_prime'")
   _check_thresholds(score, selection, thresholds, direction)
   for claim in claims:
-    if claim is not None and not (
-        isinstance(claim, numbers.Real) and claim > 0):
-      raise ValueError(f'claim={claim!r} must be an epsilon above 0')
+    if claim is not None:
+      settings.check_number('claim', claim, lambda x: x > 0,
+                            'an epsilon above 0')
 
 
 def _check_thresholds(score, selection, thresholds, direction):

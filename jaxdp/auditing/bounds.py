@@ -41,6 +41,7 @@ import numpy as np
 from scipy import special
 
 from jaxdp import confidence
+from jaxdp.auditing import settings
 
 _DIRECTIONS = {'x': ('x',), 'x_prime': ('x_prime',),
                'either': ('x', 'x_prime')}
@@ -97,7 +98,7 @@ def epsilon_ceiling(num_trials, *, delta=0., significance=.05, num_events=1,
   if num_directions not in (1, 2):
     raise ValueError(f'num_directions={num_directions} must be 1 or 2; 2 is '
                      "for direction='either'")
-  _check_delta(delta)
+  settings.check_delta(delta)
   n = _check_trials(num_trials, 'num_trials')
   log_low = np.log(_share(significance, num_events, num_directions)) / n
   # 1 - exp(log_low) would round to 0 long before 2**53.
@@ -155,7 +156,7 @@ def epsilon_lower_bound(hits, hits_prime, trials, trials_prime, *, delta=0.,
   if direction not in _DIRECTIONS:
     raise ValueError(f'direction={direction!r} must be one of '
                      f'{", ".join(map(repr, _DIRECTIONS))}')
-  _check_delta(delta)
+  settings.check_delta(delta)
   first, second = _check_counts(hits, hits_prime, trials, trials_prime)
   directions = _DIRECTIONS[direction]
   share = _share(significance, num_events, len(directions))
@@ -203,7 +204,7 @@ def epsilon_point(hits, hits_prime, trials, trials_prime, *, delta=0.):
   References: Habernal (2022), How reparametrization trick broke
   differentially-private text representation learning, section 4.
   """
-  _check_delta(delta)
+  settings.check_delta(delta)
   (k, n), (k_prime, n_prime) = _check_counts(
       hits, hits_prime, trials, trials_prime)
   hit = (k / n, k_prime / n_prime)
@@ -350,11 +351,11 @@ def one_run_epsilon_lower_bound(num_canaries, num_guesses, num_correct, *,
 
   References: Steinke et al. (2023), Theorem 5.2 and appendix D.
   """
-  _check_delta(delta)
-  _check_significance(significance)
-  m = int(_check_scalar(num_canaries, 'num_canaries', 1, _MAX_COUNT))
-  r = int(_check_scalar(num_guesses, 'num_guesses', 0, m))
-  v = int(_check_scalar(num_correct, 'num_correct', 0, r))
+  settings.check_delta(delta)
+  settings.check_significance(significance)
+  m = int(settings.check_whole('num_canaries', num_canaries, 1, _MAX_COUNT))
+  r = int(settings.check_whole('num_guesses', num_guesses, 0, m))
+  v = int(settings.check_whole('num_correct', num_correct, 0, r))
   p_value = _one_run_p_value(m, r, v, float(delta))
   if v == 0 or p_value(0.) > significance:
     return 0.
@@ -474,30 +475,9 @@ def _log(x):
 
 def _share(significance, num_events, num_directions):
   """What is left of `significance` for one confidence limit."""
-  _check_significance(significance)
-  events = _check_scalar(num_events, 'num_events', 1, _MAX_COUNT)
+  settings.check_significance(significance)
+  events = settings.check_whole('num_events', num_events, 1, _MAX_COUNT)
   return float(significance) / (2. * events * num_directions)
-
-
-def _check_significance(significance):
-  # Written so that NaN is refused too.
-  if np.ndim(significance) or not 0. < significance < .5:
-    raise ValueError(
-        f'significance={significance} must be one number in (0, 0.5); it is '
-        'the probability that the bound is wrong, 0.05 rather than 0.95')
-
-
-def _check_delta(delta):
-  if np.ndim(delta) or not 0. <= delta < 1.:
-    raise ValueError(f'delta={delta} must be one number in [0, 1); it is the '
-                     'delta of (epsilon, delta)-DP')
-
-
-def _check_scalar(value, name, low, high):
-  if np.ndim(value) or not (low <= value <= high and value == int(value)):
-    raise ValueError(f'{name}={value} must be one whole number in '
-                     f'[{low}, {high}]')
-  return value
 
 
 def _check_trials(trials, name):

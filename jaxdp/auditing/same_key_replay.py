@@ -37,6 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import samplers
+from jaxdp.auditing import settings
 
 # Roundings that an output may carry, each half a unit in its last place.
 _ROUNDINGS = 8
@@ -144,11 +145,11 @@ def _flat(output):
 
 
 def _check_settings(num_keys, claimed_sensitivity, order):
-  if np.ndim(num_keys) or not (num_keys >= 1 and num_keys % 1 == 0):
-    raise ValueError(f'num_keys={num_keys} must be a whole number, at least 1')
-  if np.ndim(claimed_sensitivity) or not 0. < claimed_sensitivity < np.inf:
-    raise ValueError(f'claimed_sensitivity={claimed_sensitivity} must be one '
-                     'positive finite number, in the unit of the data')
-  if np.ndim(order) or not order >= 1:
-    raise ValueError(f'order={order} must be a number of at least 1; below '
-                     'there is no norm')
+  settings.check_number(
+      'num_keys', num_keys, lambda x: x >= 1 and x % 1 == 0,
+      'a whole number, at least 1')
+  settings.check_number(
+      'claimed_sensitivity', claimed_sensitivity, lambda x: 0. < x < np.inf,
+      'one positive finite number, in the unit of the data')
+  settings.check_number('order', order, lambda x: x >= 1., 'a number of at '
+                        'least 1; below there is no norm')

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp import confidence
+from jaxdp.auditing import settings
 
 
 class SampledEpsilon(NamedTuple):
@@ -151,12 +152,10 @@ def _check_outputs(outputs, name, num_outcomes):
 
 
 def _check_sampled(distance, num_outcomes, significance, num_selected):
-  if not (np.ndim(distance) == 0 and 0 < distance < math.inf):
-    raise ValueError(f'distance={distance} must be positive and finite; '
-                     'nothing is promised of inputs that are not comparable')
-  if not (np.ndim(significance) == 0 and 0 < significance < .5):
-    raise ValueError(f'significance={significance} must be in (0, 0.5); it is '
-                     'the probability that the bound is wrong')
+  settings.check_number(
+      'distance', distance, lambda x: 0 < x < math.inf, 'positive and finite; '
+      'nothing is promised of inputs that are not comparable')
+  settings.check_significance(significance)
   for name, value in (('num_outcomes', num_outcomes),
                       ('num_selected', num_selected)):
     if not (isinstance(value, (int, np.integer)) and value >= 1):
