@@ -1,22 +1,27 @@
-"""Tests of jaxdp.neighbors against exact integer arithmetic."""
+"""Tests of jaxdp.neighbors.nearest against exact integer arithmetic."""
 
+import functools
 import math
+from unittest import mock
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 from jaxdp import neighbors
-from jaxdp.neighbors import exact
+from jaxdp.neighbors import gate
 from jaxdp.neighbors import scan
 from jaxdp.neighbors import search
 
-_NUM, _DIM, _BATCH, _K = 700, 20, 40, 5  # one shape: compiled once
+# One shape, compiled once; no mesh of the tests divides its rows.
+NUM, DIM, BATCH, K = 701, 20, 40, 5
+HALF_ULP = 1.01 * 2.**-24  # one rounding to float32, after a float64 sum
 
 
-def _integers(*arrays):
+def integers(*arrays):
   """Python ints proportional to the floats, and the log2 of the factor."""
   parts = [np.frexp(a.astype(np.float64)) for a in arrays]
   low = min(int(e[m != 0].min(initial=0)) for m, e in parts)
@@ -29,53 +34,53 @@ def _integers(*arrays):
   return ints, 24 - low
 
 
-def _exact_sq_distances(queries, vectors):
+def exact_sq_distances(queries, vectors):
   """Exact squared distances, Python ints ``[B, V]``, and their log2 factor."""
-  (queries, vectors), shift = _integers(queries, vectors)
+  (queries, vectors), shift = integers(queries, vectors)
   diff = queries[:, None, :] - vectors[None, :, :]
   return (diff * diff).sum(axis=-1), 2 * shift
 
 
-def _root(sq_distance, shift):
+def root(sq_distance, shift):
   """Square root of an exact integer over ``2 ** shift``, to 60 bits."""
   extra = 120 + shift % 2
-  root = math.isqrt(int(sq_distance) << extra)
-  return math.ldexp(root, -(shift + extra) // 2)
+  whole = math.isqrt(int(sq_distance) << extra)
+  return math.ldexp(whole, -(shift + extra) // 2)
 
 
-def _exact_nearest(queries, vectors, k):
-  sq_distances, shift = _exact_sq_distances(queries, vectors)
-  ids = np.array([sorted(range(len(row)), key=lambda j: (row[j], j))[:k]
-                  for row in sq_distances])
-  distances = np.array([[_root(row[j], shift) for j in js]
+def exact_nearest(queries, vectors, k):
+  """Ids and distances of the k nearest, ties by index."""
+  sq_distances, shift = exact_sq_distances(queries, vectors)
+  ids = np.argsort(sq_distances, axis=1, kind='stable')[:, :k]
+  distances = np.array([[root(row[j], shift) for j in js]
                         for row, js in zip(sq_distances, ids)])
   return ids, distances
 
 
-def _normal(seed, *shape):
+def normal(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def _ulp_table():
   """Rows that differ from each other by one ulp in one or two entries."""
   rng = np.random.default_rng(3)
-  table = np.repeat(_normal(4, 1, _DIM), _NUM, axis=0)
+  table = np.repeat(normal(4, 1, DIM), NUM, axis=0)
   for row in table:
-    for j in rng.choice(_DIM, 2, replace=False):
+    for j in rng.choice(DIM, 2, replace=False):
       row[j] = np.nextafter(row[j], np.float32(rng.choice([-9, 9])))
   return table
 
 
-def _case(name):
+def case(name):
   """Queries and table of a named difficulty."""
-  queries, table = _normal(1, _BATCH, _DIM), _normal(2, _NUM, _DIM)
+  queries, table = normal(1, BATCH, DIM), normal(2, NUM, DIM)
   rng = np.random.default_rng(5)
-  powers = [10**rng.uniform(-18, 18, (n, 1)) for n in (_BATCH, _NUM)]
-  grid = np.zeros((_NUM, _DIM))
-  grid[:, :4] = rng.integers(-2, 3, (_NUM, 4))
+  powers = [10**rng.uniform(-18, 18, (n, 1)) for n in (BATCH, NUM)]
+  grid = np.zeros((NUM, DIM))
+  grid[:, :4] = rng.integers(-2, 3, (NUM, 4))
   # Two decades either side: the squares fit double-double but not float64.
-  wide = _normal(6, 1, _DIM) * 10**rng.uniform(-2, 2, (1, _DIM))
-  shuffled = rng.permuted(np.repeat(wide, _NUM, 0), axis=1)
+  wide = normal(6, 1, DIM) * 10**rng.uniform(-2, 2, (1, DIM))
+  shuffled = rng.permuted(np.repeat(wide, NUM, 0), axis=1)
   pair = {
       'plain': (queries, table),
       'tiny': (queries * 1e-18, table * 1e-18),
@@ -86,9 +91,10 @@ def _case(name):
       'tiny_table': (queries, table * 1e-18),
       'mixed_norms': (queries * powers[0], table * powers[1]),
       'far_from_the_origin': (queries + 1000, table + 1000),
-      'grid': (grid[:_BATCH] + (grid[:_BATCH] != 0) / 2, grid),
-      'one_ulp': (_ulp_table()[:_BATCH] + queries * 1e-7, _ulp_table()),
-      'duplicates': (table[:_BATCH], np.tile(table[:_NUM // 7], (7, 1))),
+      'one_cluster': (table[:1] + queries / 100, table[:1] + table / 100),
+      'grid': (grid[:BATCH] + (grid[:BATCH] != 0) / 2, grid),
+      'one_ulp': (_ulp_table()[:BATCH] + queries * 1e-7, _ulp_table()),
+      'duplicates': (table[:BATCH], table[np.arange(NUM) % 100]),
       'permuted_rows': (np.zeros_like(queries), shuffled),
       'all_equal': (queries, np.ones_like(table)),
       'zeros': (np.zeros_like(queries), np.zeros_like(table)),
@@ -96,131 +102,116 @@ def _case(name):
   return tuple(a.astype(np.float32) for a in pair)
 
 
-_CASES = ('plain', 'tiny', 'huge', 'huge_queries', 'tiny_queries',
-          'huge_table', 'tiny_table', 'mixed_norms', 'far_from_the_origin',
-          'grid', 'one_ulp', 'duplicates', 'permuted_rows', 'all_equal',
-          'zeros')
+CASES = ('plain', 'tiny', 'huge', 'huge_queries', 'tiny_queries', 'huge_table',
+         'tiny_table', 'mixed_norms', 'far_from_the_origin', 'one_cluster',
+         'grid', 'one_ulp', 'duplicates', 'permuted_rows', 'all_equal', 'zeros')
 
 
-def _counted(queries, table, precision='float32', k=1):
+@functools.cache
+def answer(name):
+  """`exact_nearest` of a case, K of them."""
+  return exact_nearest(*case(name), K)
+
+
+def counted(queries, table, precision='float32', k=1):
   """Ids, and how many queries took the slower steps."""
   table = neighbors.prepare(table, precision=precision)
-  ids, _, counts = search.compiled(None, k)(queries, table)
+  # As `nearest` calls it, so that nothing is compiled again.
+  fun = search.compiled(None) if k == 1 else search.compiled(None, k)
+  ids, _, counts = fun(jnp.asarray(queries), table)
   return ids, counts
+
+
+def mesh_of(*shape):
+  axis_types = (jax.sharding.AxisType.Auto,) * len(shape)
+  return jax.make_mesh(
+      shape, ('queries', 'rows')[:len(shape)], axis_types=axis_types)
 
 
 class NearestTest(parameterized.TestCase):
 
-  @parameterized.parameters(*_CASES)
-  def test_is_the_real_arithmetic_arg_min_with_ties_to_the_lowest(self, name):
-    queries, table = _case(name)
-    want, distances = _exact_nearest(queries, table, 1)
-    ids, got = neighbors.nearest(queries, table)
+  @parameterized.product(name=CASES, precision=('float32', 'certified'))
+  def test_is_the_real_arithmetic_arg_min_with_ties_to_the_lowest(
+      self, name, precision):
+    queries, table = case(name)
+    want, distances = answer(name)
+    ids, got = neighbors.nearest(queries, table, precision=precision)
     self.assertEqual((ids.dtype, got.dtype), (jnp.int32, jnp.float32))
     np.testing.assert_array_equal(ids, want[:, 0])
-    # One rounding to float32; the float64 sum before adds 2^-29 of that.
-    np.testing.assert_allclose(got, distances[:, 0], rtol=1.01 * 2.**-24)
+    np.testing.assert_allclose(got, distances[:, 0], rtol=HALF_ULP)
 
-  @parameterized.parameters(
-      (1, 1, 1), (7, 2, 3), (255, 511, 50), (256, 513, 1), (257, 513, 3),
-      (1, 1025, 50))
-  def test_odd_sizes_need_no_padding_from_the_caller(self, batch, num, dim):
-    queries, table = _normal(7, batch, dim), _normal(8, num, dim)
-    want, _ = _exact_nearest(queries, table, 1)
-    ids, distances = neighbors.nearest(queries, table)
+  @parameterized.product(
+      shape=((1, 1, 1), (7, 2, 3), (255, 511, 50), (256, 513, 1),
+             (257, 513, 3), (1, 1025, 50)),
+      precision=('float32', 'certified'))
+  @pytest.mark.slow
+  def test_odd_sizes_need_no_padding_from_the_caller(self, shape, precision):
+    batch, num, dim = shape
+    queries, table = normal(7, batch, dim), normal(8, num, dim)
+    want, _ = exact_nearest(queries, table, 1)
+    ids, distances = neighbors.nearest(queries, table, precision=precision)
     chex.assert_shape([ids, distances], (batch,))
     np.testing.assert_array_equal(ids, want[:, 0])
 
   @parameterized.parameters(32_769, 40_001)  # jaxlib 0.10.2
+  @pytest.mark.slow
   def test_tables_beyond_the_row_count_xla_once_miscompiled(self, num):
-    queries, table = _normal(9, 257, 3), _normal(10, num, 3)
+    queries, table = normal(9, 257, 3), normal(10, num, 3)
     table[1000::500] = 40 * queries[0]
-    queries[:3] = 40 * queries[0]  # more ties than a list holds: step 4 at this size
+    queries[:3] = 40 * queries[0]  # more ties than a list holds: step 4
     sq = sum((queries[:, None, j].astype(np.float64) - table[None, :, j])**2
              for j in range(3))
-    ids, counts = _counted(queries, table)
-    np.testing.assert_array_equal(ids, sq.argmin(axis=1))
-    self.assertGreaterEqual(int(counts.exhausted), 3)
+    for precision in ('float32', 'certified'):
+      ids, counts = counted(queries, table, precision)
+      np.testing.assert_array_equal(ids, sq.argmin(axis=1))
+      self.assertGreaterEqual(int(counts.exhausted), 3)
     ids, distances = neighbors.k_nearest(queries, table, 5)
     order = np.argsort(sq, axis=1, kind='stable')[:, :5]
     np.testing.assert_array_equal(ids, order)
     np.testing.assert_allclose(
-        distances, np.sqrt(np.take_along_axis(sq, order, 1)),
-        rtol=1.01 * 2.**-24)
-
-  def test_the_slower_steps_run_where_float32_cannot_decide(self):
-    for name, step in (('one_ulp', 'exhausted'), ('all_equal', 'exhausted'),
-                       ('far_from_the_origin', 'exhausted'),
-                       ('duplicates', 'settled')):
-      counts = _counted(*_case(name))[1]
-      self.assertEqual(int(getattr(counts, step)), _BATCH, name)
-    counts = _counted(*_case('plain'))[1]
-    self.assertEqual((int(counts.settled), int(counts.exhausted)), (0, 0))
-
-  @parameterized.parameters((2, 0), (3, _BATCH))
-  def test_near_ties_in_one_lane_are_all_looked_at(self, copies, exhausted):
-    shape = scan.tiling(_DIM)
-    apart = shape.group * shape.lanes
-    table = np.tile(_normal(17, apart, _DIM), (copies, 1))
-    for i in range(1, copies):
-      table[i * apart:, 0] = np.nextafter(table[i * apart:, 0], np.float32(9))
-    near = apart - _BATCH + np.arange(_BATCH)
-    queries = table[near] + _normal(18, _BATCH, _DIM) / 10
-    rows = near[:, None] + apart * np.arange(copies)[None]
-    want = np.array([row[_exact_nearest(query[None], table[row], 1)[0][0, 0]]
-                     for query, row in zip(queries, rows)])
-    self.assertBetween(int((want < apart).sum()), 5, _BATCH - 5)
-    ids, counts = _counted(queries, table)
-    np.testing.assert_array_equal(ids, want)
-    self.assertEqual(int(counts.exhausted), exhausted)
+        distances, np.sqrt(np.take_along_axis(sq, order, 1)), rtol=HALF_ULP)
 
   @parameterized.parameters('one_ulp', 'far_from_the_origin')
   def test_the_hard_cases_defeat_plain_float32(self, name):
-    queries, table = _case(name)
+    queries, table = case(name)
     scores = (table * table).sum(axis=1) / 2 - queries @ table.T
-    want, _ = _exact_nearest(queries, table, 1)
-    self.assertFalse(np.array_equal(scores.argmin(axis=1), want[:, 0]))
+    self.assertFalse(
+        np.array_equal(scores.argmin(axis=1), answer(name)[0][:, 0]))
 
   @parameterized.parameters('huge_queries', 'permuted_rows')
   def test_two_cases_defeat_float64_differences_too(self, name):
-    queries, table = _case(name)
+    queries, table = case(name)
     diff = queries[:, None].astype(np.float64) - table[None]
-    want, _ = _exact_nearest(queries, table, 1)
-    self.assertFalse(
-        np.array_equal((diff**2).sum(axis=-1).argmin(axis=1), want[:, 0]))
+    self.assertFalse(np.array_equal((diff**2).sum(axis=-1).argmin(axis=1),
+                                    answer(name)[0][:, 0]))
 
   def test_runs_inside_jit_and_does_not_retrace(self):
-    queries, table = _case('grid')
-    want, _ = _exact_nearest(queries, table, 1)
-    fun = jax.jit(chex.assert_max_traces(neighbors.nearest, n=1))
+    queries, table = normal(7, 7, 3), normal(8, 2, 3)
+    want, _ = exact_nearest(queries, table, 1)
+    fun = jax.jit(chex.assert_max_traces(
+        lambda q, x: neighbors.nearest(
+            q, neighbors.prepare(x, precision='certified')), n=1))
     for _ in range(2):
       np.testing.assert_array_equal(fun(queries, table)[0], want[:, 0])
+    queries, table = case('plain')
     neighbors.nearest(queries, table)
     size = search.compiled(None)._cache_size()
-    neighbors.nearest(table[:_BATCH], table + 1)
+    neighbors.nearest(table[:BATCH], table + 1)
     self.assertEqual(search.compiled(None)._cache_size(), size)
 
-  @parameterized.product(jit=(True, False), batch=(1, _BATCH - 1))
-  def test_eight_devices_give_the_same_ids(self, jit, batch):
-    queries, table = _case('grid')
-    mesh = jax.make_mesh(
-        (8,), ('shard',), axis_types=(jax.sharding.AxisType.Auto,))
-    fun = lambda q, x: neighbors.nearest(q, x, mesh=mesh)
-    ids, distances = (jax.jit(fun) if jit else fun)(queries[:batch], table)
-    want, want_distances = neighbors.nearest(queries[:batch], table)
-    np.testing.assert_array_equal(ids, want)
-    np.testing.assert_array_equal(distances, want_distances)
-
+  @pytest.mark.slow
   def test_types_do_not_depend_on_the_64_bit_switch(self):
-    queries, table = _case('one_ulp')
-    want = neighbors.nearest(queries, table)
+    queries, table = normal(7, 7, 3), np.repeat(normal(8, 1, 3), 2, axis=0)
+    want = neighbors.nearest(queries, table, precision='certified')
     with jax.enable_x64(True):
-      got = neighbors.nearest(queries, table)
+      got = neighbors.nearest(queries, table, precision='certified')
     chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
-    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_array_equal(got[0], np.zeros(7))
 
-  def test_takes_no_queries(self):
-    ids, distances = neighbors.nearest(np.zeros((0, 3)), np.ones((2, 3)))
+  @parameterized.parameters('float32', 'certified')
+  def test_takes_no_queries(self, precision):
+    ids, distances = neighbors.nearest(
+        np.zeros((0, 3)), np.ones((2, 3)), precision=precision)
     chex.assert_shape([ids, distances], (0,))
 
   @parameterized.parameters(np.nan, np.inf, -np.inf)
@@ -230,6 +221,8 @@ class NearestTest(parameterized.TestCase):
       neighbors.nearest(bad, good)
     with self.assertRaisesRegex(ValueError, 'vectors has entries'):
       neighbors.nearest(good, bad)
+    with self.assertRaisesRegex(ValueError, 'vectors has entries'):
+      neighbors.prepare(bad)
     with self.assertRaisesRegex(ValueError, 'queries has entries'):
       neighbors.k_nearest(bad, good, 1)
 
@@ -242,145 +235,195 @@ class NearestTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'of shape'):
       jax.eval_shape(neighbors.nearest, np.zeros(queries), np.zeros(vectors))
 
-  def test_refuses_an_unknown_precision(self):
-    with self.assertRaisesRegex(ValueError, "precision='bfloat16'"):
-      neighbors.nearest(np.zeros((1, 1)), np.zeros((1, 1)),
-                        precision='bfloat16')
-    ids, _ = neighbors.nearest(np.zeros((1, 1)), np.zeros((1, 1)),
-                               precision='float32')
-    self.assertEqual(ids.tolist(), [0])
-
-
-class KNearestTest(parameterized.TestCase):
-
-  @parameterized.parameters(*_CASES)
-  def test_is_the_real_arithmetic_order_with_ties_by_index(self, name):
-    queries, table = _case(name)
-    want, distances = _exact_nearest(queries, table, _K)
-    ids, got = neighbors.k_nearest(queries, table, _K)
-    self.assertEqual((ids.dtype, got.dtype), (jnp.int32, jnp.float32))
-    np.testing.assert_array_equal(ids, want)
-    np.testing.assert_allclose(got, distances, rtol=1.01 * 2.**-24)
-
   @parameterized.parameters(
-      (7, 1, 3, 1), (257, 513, 3, 1), (7, 64, 2, 64), (65, 511, 50, 505),
-      (1, 33, 1, 20))
-  def test_any_k_from_one_to_all_rows(self, batch, num, dim, k):
-    queries, table = _normal(11, batch, dim), _normal(12, num, dim)
-    want, _ = _exact_nearest(queries, table, k)
-    ids, distances = neighbors.k_nearest(queries, table, k)
-    np.testing.assert_array_equal(ids, want)
-    self.assertTrue(bool(jnp.all(distances[:, 1:] >= distances[:, :-1])))
-
-  def test_a_row_of_the_table_is_its_own_first_neighbour(self):
-    table = _normal(13, _NUM, _DIM)
-    ids, distances = neighbors.k_nearest(table, table, 3)
-    np.testing.assert_array_equal(ids[:, 0], np.arange(_NUM))
-    self.assertEqual(float(jnp.max(distances[:, 0])), 0.)
-    self.assertGreater(float(jnp.min(distances[:, 1])), 0.)
-
-  def test_the_slower_steps_run_where_float32_cannot_decide(self):
-    for name, step in (('one_ulp', 'exhausted'), ('duplicates', 'settled')):
-      counts = _counted(*_case(name), k=_K)[1]
-      self.assertEqual(int(getattr(counts, step)), _BATCH, name)
-
-  def test_runs_inside_jit(self):
-    queries, table = _case('grid')
-    want, _ = _exact_nearest(queries, table, _K)
-    ids, _ = jax.jit(neighbors.k_nearest, static_argnums=2)(queries, table, _K)
-    np.testing.assert_array_equal(ids, want)
-
-  @parameterized.parameters(0, -1, 3)
-  def test_refuses_k_out_of_range(self, k):
-    with self.assertRaisesRegex(ValueError, f'k={k} must be an int in'):
-      neighbors.k_nearest(np.zeros((1, 2)), np.ones((2, 2)), k)
-
-
-class PreciseSqDistancesTest(parameterized.TestCase):
-
-  @parameterized.parameters(1., 1e18)
-  def test_keeps_every_bit_of_ordinary_differences(self, scale):
-    # With |q| = 1e18 |x| the differences themselves do not fit a float64.
-    queries = (_normal(14, 50, 30) * scale).astype(np.float32)
-    rows = _normal(15, 50, 30)
-    with jax.enable_x64(True):
-      high, low = jax.jit(exact.precise_sq_distances)(queries, rows)
-    for i in range(50):
-      want, shift = _exact_sq_distances(queries[i:i + 1], rows[i:i + 1])
-      (got, rest), digits = _doubles(float(high[i]), float(low[i]))
-      error = abs(((got + rest) << shift) - (int(want[0, 0]) << digits))
-      limit = 0 if scale == 1 else (int(want[0, 0]) << digits) >> 98
-      self.assertLessEqual(error, limit)
-
-
-def _doubles(*values):
-  """Ints proportional to the doubles, and the log2 of the factor."""
-  ratios = [value.as_integer_ratio() for value in values]
-  digits = max(down.bit_length() - 1 for _, down in ratios)
-  return [(up << digits) // down for up, down in ratios], digits
-
-
-class ExactTiesTest(parameterized.TestCase):
-
-  @parameterized.parameters(2, 2500)
-  def test_ties_that_float64_breaks_go_to_the_lowest_index(self, num):
-    table = self._ties(num)
-    queries = np.zeros((1, _DIM), np.float32)
-    ids, _ = neighbors.nearest(queries, table)
-    self.assertEqual(ids.tolist(), [0])
-    ids, _ = neighbors.k_nearest(queries, table, 2)
-    self.assertEqual(ids.tolist(), [[0, 1]])
-
-  def _ties(self, num):
-    """Rows of equal norm whose float64 sum is greater in the first half."""
-    rng = np.random.default_rng(19)
-    row = _normal(20, 1, _DIM) * 10**rng.uniform(-2, 2, (1, _DIM))
-    rows = rng.permuted(np.repeat(row, 200, 0), axis=1).astype(np.float32)
-    zero = np.zeros((1, _DIM), np.float32)
-    fun = jax.jit(exact.sq_distances)
-    with jax.enable_x64(True):
-      order = np.argsort(fun(zero, rows))
-    # XLA orders the sum by the shape, so a few pairs are tried.
-    for low, high in zip(order[:50], order[::-1]):
-      table = np.repeat(rows[[high, low]], num // 2, axis=0)
-      with jax.enable_x64(True):
-        sums = fun(zero, table)
-      if sums[0] > sums[-1]:
-        return table
-    return self.fail('no order of the entries makes float64 break the tie')
-
-
-class DistanceRangeTest(parameterized.TestCase):
-
-  @parameterized.parameters(*(c for c in _CASES
-                              if c not in ('all_equal', 'zeros')))
-  def test_equals_the_exact_least_and_greatest(self, name):
-    table = _case(name)[1]
-    sq_distances, shift = _exact_sq_distances(table, table)
-    want = (_root(min(sq_distances[sq_distances > 0]), shift),
-            _root(sq_distances.max(), shift))
-    # Half the D + 3 float64 roundings of a sum, and one of the root.
-    np.testing.assert_allclose(
-        neighbors.distance_range(table), want, rtol=_DIM * 2.**-53)
-
-  def test_spans_several_tiles(self):
-    table = _normal(16, 2500, 3)
-    table[2400] = table[3] + np.float32(1e-6)
-    table[1500] = -30
-    table[10] = 30
-    got = neighbors.distance_range(table)
-    self.assertEqual(got, tuple(
-        float(np.linalg.norm(table[i].astype(np.float64) - table[j]))
-        for i, j in ((2400, 3), (1500, 10))))
-
-  def test_rows_that_differ_in_the_sign_of_zero_are_equal(self):
-    self.assertEqual(
-        neighbors.distance_range([[0., 1.], [-0., 1.], [0., 3.]]), (2., 2.))
-
-  @parameterized.parameters(
-      ([[1., 2.]], 'distinct row'), ([[1.], [1.]], 'distinct row'),
-      ([1., 2.], 'must be'), ([[np.nan], [1.]], 'not finite'),
-      ([[]], 'distinct row'))
-  def test_refuses_a_table_without_a_range(self, vectors, message):
+      ({'precision': 'bfloat16'}, "precision='bfloat16' is unknown"),
+      ({'impl': 'pallas'}, "impl='pallas' is unknown"))
+  def test_refuses_an_unknown_choice(self, choice, message):
     with self.assertRaisesRegex(ValueError, message):
-      neighbors.distance_range(vectors)
+      neighbors.nearest(np.zeros((1, 1)), np.zeros((1, 1)), **choice)
+
+
+class StepsTest(parameterized.TestCase):
+
+  @parameterized.parameters('float32', 'certified')
+  def test_the_slower_steps_run_where_the_scan_cannot_decide(self, precision):
+    for name, step in (('one_ulp', 'exhausted'), ('all_equal', 'exhausted'),
+                       ('far_from_the_origin', 'exhausted'),
+                       ('duplicates', 'settled')):
+      counts = counted(*case(name), precision)[1]
+      self.assertEqual(int(getattr(counts, step)), BATCH, name)
+    counts = counted(*case('plain'), precision)[1]
+    self.assertEqual((int(counts.settled), int(counts.exhausted)), (0, 0))
+
+  def test_near_ties_within_bfloat16_are_left_to_float32(self):
+    ids, counts = counted(*case('one_cluster'), 'certified')
+    np.testing.assert_array_equal(ids, answer('one_cluster')[0][:, 0])
+    self.assertEqual((int(counts.uncertified), int(counts.exhausted)),
+                     (BATCH, 0))
+    counts = counted(*case('one_cluster'))[1]
+    self.assertEqual((int(counts.uncertified), int(counts.exhausted)), (0, 0))
+
+  def test_bfloat16_decides_nearly_all_of_plain_data(self):
+    queries, table = case('plain')
+    counts = counted(queries, table, 'certified')[1]
+    self.assertLess(int(counts.uncertified), BATCH // 20)
+
+  @parameterized.parameters((2, 0), (3, BATCH))
+  @pytest.mark.slow
+  def test_near_ties_in_one_lane_are_all_looked_at(self, copies, exhausted):
+    shape = scan.tiling(DIM)
+    apart = shape.group * shape.lanes
+    table = np.tile(normal(17, apart, DIM), (copies, 1))
+    for i in range(1, copies):
+      table[i * apart:, 0] = np.nextafter(table[i * apart:, 0], np.float32(9))
+    near = apart - BATCH + np.arange(BATCH)
+    queries = table[near] + normal(18, BATCH, DIM) / 10
+    rows = near[:, None] + apart * np.arange(copies)[None]
+    want = np.array([row[exact_nearest(query[None], table[row], 1)[0][0, 0]]
+                     for query, row in zip(queries, rows)])
+    self.assertBetween(int((want < apart).sum()), 5, BATCH - 5)
+    ids, counts = counted(queries, table)
+    np.testing.assert_array_equal(ids, want)
+    self.assertEqual(int(counts.exhausted), exhausted)
+
+
+class PrepareTest(parameterized.TestCase):
+
+  @parameterized.parameters('float32', 'certified')
+  def test_a_prepared_table_gives_what_its_vectors_give(self, precision):
+    queries, table = case('grid')
+    prepared = neighbors.prepare(table, precision=precision)
+    self.assertEqual(prepared.shape, table.shape)
+    got = neighbors.nearest(queries, prepared)
+    want = neighbors.nearest(queries, table, precision=precision)
+    for a, b in zip(got, want):
+      np.testing.assert_array_equal(a, b)
+
+  def test_prepared_tables_cross_jit_as_pytrees(self):
+    prepared = neighbors.prepare(normal(2, 9, 3), precision='certified')
+    got = jax.jit(lambda table: table)(prepared)
+    self.assertIsInstance(got, neighbors.PreparedTable)
+    self.assertEqual(got.format, 'bfloat16')
+    chex.assert_trees_all_equal(got, prepared)
+
+  @parameterized.parameters((3,), (0, 3), (2, 0), (2, 3, 4))
+  def test_refuses_what_is_no_table(self, *shape):
+    with self.assertRaisesRegex(ValueError, 'vectors of shape'):
+      neighbors.prepare(np.zeros(shape))
+
+  def test_refuses_an_unknown_precision(self):
+    with self.assertRaisesRegex(ValueError, "precision='bfloat16' is unknown"):
+      neighbors.prepare(np.zeros((1, 1)), precision='bfloat16')
+
+  def test_refuses_queries_that_do_not_fit(self):
+    prepared = neighbors.prepare(np.zeros((2, 3)))
+    with self.assertRaisesRegex(ValueError, 'vectors of shape'):
+      neighbors.nearest(np.zeros((2, 4)), prepared)
+    with self.assertRaisesRegex(ValueError, 'vectors of shape'):
+      neighbors.k_nearest(np.zeros((2, 4)), prepared, 1)
+
+
+class GateTest(parameterized.TestCase):
+
+  def _traced(self, num=2**14):
+    """What a table is prepared to while its caller is traced."""
+    return jax.eval_shape(  # a new function each time: traces are cached
+        lambda x: neighbors.prepare(x), np.zeros((num, 2), np.float32))
+
+  @parameterized.parameters(
+      ({'float32': 1., 'bfloat16': .5}, 'bfloat16'),
+      ({'float32': 1., 'bfloat16': .9}, 'float32'),  # gains less than it costs
+      ({'float32': 1., 'bfloat16': 2.}, 'float32'))
+  def test_takes_fewer_bits_only_where_they_are_much_faster(
+      self, seconds, choice):
+    formats = {id(gate.rounding.FORMATS[name]): s
+               for name, s in seconds.items()}
+    with mock.patch.object(gate, '_seconds', lambda form: formats[id(form)]):
+      self.assertEqual(gate.timing.__wrapped__(),
+                       gate.Timing(choice, seconds))
+
+  def test_measures_once_and_even_while_a_caller_is_traced(self):
+    gate.timing.cache_clear()
+    table = self._traced()
+    timing = neighbors.timing()
+    self.assertIs(neighbors.timing(), timing)
+    self.assertEqual(gate.timing.cache_info().misses, 1)
+    self.assertContainsSubset({'float32', 'bfloat16'}, timing.seconds)
+    for seconds in timing.seconds.values():
+      self.assertIsInstance(seconds, float)
+      self.assertGreater(seconds, 0)
+    self.assertIn(timing.choice, timing.seconds)
+    self.assertEqual(table.format, timing.choice)
+
+  @parameterized.parameters('float32', 'bfloat16', 'tensorfloat32')
+  def test_auto_takes_what_was_chosen(self, choice):
+    with mock.patch.object(gate, 'timing', lambda: gate.Timing(choice, {})):
+      table = self._traced()
+      self.assertEqual(table.format, choice)
+      self.assertEqual(table.reduced is None, choice == 'float32')
+      jaxpr = str(jax.make_jaxpr(lambda x: neighbors.nearest(x[:3], x))(
+          np.zeros((2**14, 2))))
+    # Of the 8 bits that float32 has; float64 splits its halves with 11.
+    self.assertEqual('exponent_bits=8' in jaxpr, choice != 'float32')
+
+  def test_small_tables_are_not_worth_the_measurement(self):
+    with mock.patch.object(gate, 'timing', side_effect=AssertionError):
+      table = self._traced(2**14 - 1)
+    self.assertEqual(table.format, 'float32')
+
+  @parameterized.parameters('float32', 'bfloat16')
+  def test_certified_is_fewer_bits_whatever_was_measured(self, choice):
+    with mock.patch.object(gate, 'timing', lambda: gate.Timing(choice, {})):
+      table = neighbors.prepare(np.ones((1, 1)), precision='certified')
+    self.assertNotEqual(table.format, 'float32')
+    self.assertIsNotNone(table.reduced)
+
+  @pytest.mark.slow
+  def test_auto_is_exact_in_a_jitted_call_that_measures(self):
+    queries, table = normal(22, 40, 2), normal(23, 2**14, 2)
+    gate.timing.cache_clear()
+    ids, _ = jax.jit(neighbors.nearest)(queries, table)
+    diff = queries[:, None].astype(np.float64) - table[None]
+    np.testing.assert_array_equal(ids, (diff**2).sum(axis=-1).argmin(axis=1))
+    self.assertEqual(gate.timing.cache_info().misses, 1)
+
+
+class MeshTest(parameterized.TestCase):
+
+  def test_a_mesh_that_splits_both_changes_no_answer(self):
+    self._check((2, 4), 'float32')
+
+  @parameterized.parameters(
+      ((1,), 'float32'), ((2,), 'float32'), ((8,), 'certified'),
+      ((1, 8), 'float32'), ((4, 2), 'float32'), ((2, 4), 'certified'))
+  @pytest.mark.slow
+  def test_nor_do_others(self, shape, precision):
+    self._check(shape, precision)
+
+  def _check(self, shape, precision):
+    mesh = mesh_of(*shape)
+    # Ties in different parts, near ties, rows that pad a part, plain data.
+    for name in ('duplicates', 'all_equal', 'grid', 'one_ulp', 'mixed_norms',
+                 'permuted_rows', 'plain'):
+      queries, table = case(name)
+      if name == 'plain':
+        queries[:5] = table[-1] + np.float32(1e-3)
+      ids, distances = neighbors.nearest(
+          queries[:-1], table, mesh=mesh, precision=precision)
+      want = neighbors.nearest(queries, table, precision=precision)
+      if name != 'plain':
+        np.testing.assert_array_equal(ids, answer(name)[0][:-1, 0], name)
+      np.testing.assert_array_equal(ids, want[0][:-1], name)
+      np.testing.assert_array_equal(distances, want[1][:-1], name)
+
+  @parameterized.product(jit=(True, False), batch=(0, 1))
+  @pytest.mark.slow
+  def test_needs_no_query_for_every_device(self, jit, batch):
+    queries, table = case('grid')
+    mesh = mesh_of(8)
+    fun = lambda q, x: neighbors.nearest(q, x, mesh=mesh)
+    ids, distances = (jax.jit(fun) if jit else fun)(queries[:batch], table)
+    want, want_distances = answer('grid')
+    np.testing.assert_array_equal(ids, want[:batch, 0])
+    np.testing.assert_allclose(
+        distances, want_distances[:batch, 0], rtol=HALF_ULP)

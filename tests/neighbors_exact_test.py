@@ -1,0 +1,227 @@
+"""Tests of jaxdp.neighbors: k nearest, float64 and beyond, ranges, size."""
+
+import jax
+import jax.numpy as jnp
+import neighbors_test as cases
+import numpy as np
+import pytest
+from absl.testing import parameterized
+
+from jaxdp import neighbors
+from jaxdp.neighbors import exact
+
+_BATCH, _DIM, _K = cases.BATCH, cases.DIM, cases.K
+
+
+class KNearestTest(parameterized.TestCase):
+
+  @parameterized.parameters(*cases.CASES)
+  def test_is_the_real_arithmetic_order_with_ties_by_index(self, name):
+    queries, table = cases.case(name)
+    want, distances = cases.answer(name)
+    ids, got = neighbors.k_nearest(queries, table, _K)
+    self.assertEqual((ids.dtype, got.dtype), (jnp.int32, jnp.float32))
+    np.testing.assert_array_equal(ids, want)
+    np.testing.assert_allclose(got, distances, rtol=cases.HALF_ULP)
+
+  def test_takes_a_prepared_table_of_any_precision(self):
+    queries, table = cases.case('grid')
+    for precision in ('float32', 'certified'):
+      prepared = neighbors.prepare(table, precision=precision)
+      ids, _ = neighbors.k_nearest(queries, prepared, _K)
+      np.testing.assert_array_equal(ids, cases.answer('grid')[0])
+
+  @parameterized.parameters(
+      (7, 1, 3, 1), (257, 513, 3, 1), (7, 64, 2, 64), (65, 511, 50, 505),
+      (1, 33, 1, 20))
+  @pytest.mark.slow
+  def test_any_k_from_one_to_all_rows(self, batch, num, dim, k):
+    queries, table = cases.normal(11, batch, dim), cases.normal(12, num, dim)
+    want, _ = cases.exact_nearest(queries, table, k)
+    ids, distances = neighbors.k_nearest(queries, table, k)
+    np.testing.assert_array_equal(ids, want)
+    self.assertTrue(bool(jnp.all(distances[:, 1:] >= distances[:, :-1])))
+
+  @pytest.mark.slow
+  def test_a_row_of_the_table_is_its_own_first_neighbour(self):
+    table = cases.normal(13, cases.NUM, _DIM)
+    ids, distances = neighbors.k_nearest(table, table, 3)
+    np.testing.assert_array_equal(ids[:, 0], np.arange(cases.NUM))
+    self.assertEqual(float(jnp.max(distances[:, 0])), 0.)
+    self.assertGreater(float(jnp.min(distances[:, 1])), 0.)
+
+  def test_the_slower_steps_run_where_float32_cannot_decide(self):
+    for name, step in (('one_ulp', 'exhausted'), ('duplicates', 'settled')):
+      counts = cases.counted(*cases.case(name), k=_K)[1]
+      self.assertEqual(int(getattr(counts, step)), _BATCH, name)
+
+  @pytest.mark.slow
+  def test_runs_inside_jit(self):
+    queries, table = cases.case('grid')
+    ids, _ = jax.jit(neighbors.k_nearest, static_argnums=2)(queries, table, _K)
+    np.testing.assert_array_equal(ids, cases.answer('grid')[0])
+
+  @parameterized.parameters(0, -1, 3, 1.5, True)
+  def test_refuses_k_out_of_range(self, k):
+    with self.assertRaisesRegex(ValueError, f'k={k} must be an int in'):
+      neighbors.k_nearest(np.zeros((1, 2)), np.ones((2, 2)), k)
+
+  def test_refuses_more_neighbours_than_a_part_of_the_table_has(self):
+    queries, table = np.zeros((2, 2)), np.ones((9, 2))
+    with self.assertRaisesRegex(ValueError, 'k=4 exceeds the rows of one of 4'):
+      neighbors.k_nearest(queries, table, 4, mesh=cases.mesh_of(2, 4))
+
+
+class PreciseSqDistancesTest(parameterized.TestCase):
+
+  @parameterized.parameters(1., 1e18)
+  def test_keeps_every_bit_of_ordinary_differences(self, scale):
+    # With |q| = 1e18 |x| the differences themselves do not fit a float64.
+    queries = (cases.normal(14, 50, 30) * scale).astype(np.float32)
+    rows = cases.normal(15, 50, 30)
+    with jax.enable_x64(True):
+      high, low = jax.jit(exact.precise_sq_distances)(queries, rows)
+    for i in range(50):
+      want, shift = cases.exact_sq_distances(queries[i:i + 1], rows[i:i + 1])
+      (got, rest), digits = _doubles(float(high[i]), float(low[i]))
+      error = abs(((got + rest) << shift) - (int(want[0, 0]) << digits))
+      limit = 0 if scale == 1 else (int(want[0, 0]) << digits) >> 98
+      self.assertLessEqual(error, limit)
+
+
+def _doubles(*values):
+  """Ints proportional to the doubles, and the log2 of the factor."""
+  ratios = [value.as_integer_ratio() for value in values]
+  digits = max(down.bit_length() - 1 for _, down in ratios)
+  return [(up << digits) // down for up, down in ratios], digits
+
+
+class ExactTiesTest(parameterized.TestCase):
+
+  @parameterized.parameters(2, 2500)
+  @pytest.mark.slow
+  def test_ties_that_float64_breaks_go_to_the_lowest_index(self, num):
+    table = self._ties(num)
+    queries = np.zeros((1, _DIM), np.float32)
+    for precision in ('float32', 'certified'):
+      ids, _ = neighbors.nearest(queries, table, precision=precision)
+      self.assertEqual(ids.tolist(), [0])
+    ids, _ = neighbors.k_nearest(queries, table, 2)
+    self.assertEqual(ids.tolist(), [[0, 1]])
+
+  def _ties(self, num):
+    """Rows of equal norm whose float64 sum is greater in the first half."""
+    rng = np.random.default_rng(19)
+    row = cases.normal(20, 1, _DIM) * 10**rng.uniform(-2, 2, (1, _DIM))
+    rows = rng.permuted(np.repeat(row, 200, 0), axis=1).astype(np.float32)
+    zero = np.zeros((1, _DIM), np.float32)
+    fun = jax.jit(exact.sq_distances)
+    with jax.enable_x64(True):
+      order = np.argsort(fun(zero, rows))
+    # XLA orders the sum by the shape, so a few pairs are tried.
+    for low, high in zip(order[:50], order[::-1]):
+      table = np.repeat(rows[[high, low]], num // 2, axis=0)
+      with jax.enable_x64(True):
+        sums = fun(zero, table)
+      if sums[0] > sums[-1]:
+        return table
+    return self.fail('no order of the entries makes float64 break the tie')
+
+
+class DistanceRangeTest(parameterized.TestCase):
+
+  @parameterized.parameters(*(c for c in cases.CASES
+                              if c not in ('all_equal', 'zeros')))
+  def test_equals_the_exact_least_and_greatest(self, name):
+    table = cases.case(name)[1][:150]
+    sq_distances, shift = cases.exact_sq_distances(table, table)
+    want = (cases.root(min(sq_distances[sq_distances > 0]), shift),
+            cases.root(sq_distances.max(), shift))
+    # Half the D + 3 float64 roundings of a sum, and one of the root.
+    np.testing.assert_allclose(
+        neighbors.distance_range(table), want, rtol=_DIM * 2.**-53)
+
+  def test_spans_several_tiles(self):
+    table = cases.normal(16, 2500, 3)
+    table[2400] = table[3] + np.float32(1e-6)
+    table[1500] = -30
+    table[10] = 30
+    got = neighbors.distance_range(table)
+    self.assertEqual(got, tuple(
+        float(np.linalg.norm(table[i].astype(np.float64) - table[j]))
+        for i, j in ((2400, 3), (1500, 10))))
+
+  def test_rows_that_differ_in_the_sign_of_zero_are_equal(self):
+    self.assertEqual(
+        neighbors.distance_range([[0., 1.], [-0., 1.], [0., 3.]]), (2., 2.))
+
+  @parameterized.parameters(
+      ([[1., 2.]], 'distinct row'), ([[1.], [1.]], 'distinct row'),
+      ([1., 2.], 'must be'), ([[np.nan], [1.]], 'not finite'),
+      ([[]], 'distinct row'))
+  def test_refuses_a_table_without_a_range(self, vectors, message):
+    with self.assertRaisesRegex(ValueError, message):
+      neighbors.distance_range(vectors)
+
+
+class LargeTest(parameterized.TestCase):
+  """Sizes of use: 33,000 rows of 100 entries, 20,000 queries."""
+
+  _NUM, _QUERIES, _SIZE = 33_000, 20_000, 100
+
+  @parameterized.parameters('float32', 'certified')
+  @pytest.mark.slow
+  def test_every_id_is_right_on_clustered_and_badly_scaled_rows(
+      self, precision):
+    queries, table = self._clustered()
+    ids, counts = cases.counted(queries, table, precision)
+    wrong = [i for i, want in enumerate(self._answers(queries, table))
+             if int(ids[i]) != want]
+    self.assertEqual(wrong, [])
+    # Both halves of the data do what they are for.
+    self.assertGreater(int(counts.settled), 100)
+    self.assertGreater(int(counts.exhausted), 100)
+    if precision == 'certified':
+      self.assertBetween(int(counts.uncertified), 100, self._QUERIES // 2)
+
+  def _clustered(self):
+    """Rows in fours, equal or an ulp apart; some scaled; a great cluster."""
+    rng = np.random.default_rng(24)
+    centres = rng.normal(size=(self._NUM // 4, self._SIZE))
+    which = rng.permutation(self._NUM) % len(centres)
+    which[:600] = 0
+    table = centres[which].astype(np.float32)
+    moved = rng.integers(0, self._SIZE, self._NUM)
+    moved[::3] = -1  # equal to others of its four
+    rows = np.flatnonzero(moved >= 0)
+    at = (rows, moved[rows])
+    table[at] = np.nextafter(
+        table[at], np.float32(9) * rng.choice([-1, 1], len(rows)))
+    scaled = np.flatnonzero(which % 10 == 1)
+    table[scaled] *= 10**rng.uniform(-8, 8, len(centres))[which[scaled], None]
+    order = rng.permutation(self._NUM)
+    near = np.concatenate(  # of the great cluster, and of all rows
+        [np.arange(200), rng.integers(600, self._NUM, self._QUERIES - 200)])
+    norm = np.linalg.norm(table[near], axis=1, keepdims=True)
+    noise = rng.normal(size=(self._QUERIES, self._SIZE)) / self._SIZE**.5
+    queries = table[near] + noise * norm * 10**rng.uniform(
+        -7.5, .3, (self._QUERIES, 1))
+    queries[::50] = table[near[::50]]
+    return queries.astype(np.float32), table[order]
+
+  def _answers(self, queries, table):
+    """Nearest rows: float64, and exact integers among what it cannot tell."""
+    wide = table.astype(np.float64)
+    norm = np.linalg.norm(wide, axis=1)
+    # Twice what D products and sums, in any order, and the norms lose.
+    unit = (self._SIZE + 8) * 2.**-52
+    for start in range(0, len(queries), 500):
+      block = queries[start:start + 500].astype(np.float64)
+      score = norm**2 / 2 - block @ wide.T
+      error = unit * norm * (
+          np.linalg.norm(block, axis=1)[:, None] + norm / 2)
+      cutoff = np.min(score + error, axis=1)[:, None]
+      for query, open_rows in zip(queries[start:], score - error <= cutoff):
+        rows = np.flatnonzero(open_rows)
+        yield rows[0] if len(rows) == 1 else rows[
+            cases.exact_nearest(query[None], table[rows], 1)[0][0, 0]]
