@@ -10,7 +10,7 @@ numbers are audited from their integer masses, or by trials.
 
 *not violated* means on this table, with so many runs, and is no proof; a proof
 is what the status *proved* names, and a violation of one is a defect of this
-library. About a minute on two cores with ``--quick``.
+library. One to two minutes on two cores with ``--quick``.
 """
 
 import dataclasses

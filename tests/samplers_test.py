@@ -48,6 +48,15 @@ class LawTest(parameterized.TestCase):
                               _gumbel_cdf(scale * 1.05, bound))
     self.assertLessEqual(float(jnp.abs(draws).max()), bound)
 
+  def test_multivariate_laplace_takes_a_key_of_128_bits(self):
+    key = jax.random.wrap_key_data(jnp.arange(4, dtype=jnp.uint32),
+                                   impl='threefry4x32')
+    draws = samplers.multivariate_laplace(key, (40, 50, 6), epsilon=2.)
+    norms = np.linalg.norm(draws, axis=-1)
+    self._accepts_and_rejects(norms, scipy.stats.gamma(6, scale=.5).cdf,
+                              scipy.stats.gamma(6, scale=.55).cdf)
+    self.assertLen(np.unique(norms), norms.size)
+
   def test_truncated_is_not_clipped(self):
     truncated = samplers.truncated_gumbel(
         jax.random.key(4), (_NUM,), scale=2., bound=3.)
