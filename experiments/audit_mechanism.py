@@ -7,17 +7,22 @@ The function is ``(key, x) -> array`` (or any pytree of arrays) written with
 ``jax.numpy``, found from the current directory. With ``--vectorized`` it is
 ``(key, x, num)`` and returns ``num`` runs on its first axis. What was found is
 ``OUT/audit.json``: ``epsilon_lower`` is a valid lower bound at
-``--significance``, ``ceiling`` the most that so many runs can show.
+``--significance``, ``ceiling`` the most that so many runs can show. An old one
+is removed at the start, so a failed run leaves none.
 
 Exit status: 0 not violated, or no claim; 1 violated; 2 the audit could not run.
 That an audit finds no violation is no proof.
 """
 
+import contextlib
 import importlib
+import importlib.metadata
 import json
 import math
 import os
+import platform
 import sys
+import tempfile
 
 from absl import app
 from absl import flags
@@ -30,6 +35,8 @@ from jaxdp import auditing
 from jaxdp import samplers
 from jaxdp.auditing import black_box
 from jaxdp.auditing import scores
+
+_FILE = 'audit.json'
 
 
 def load_function(name):
@@ -66,10 +73,30 @@ def load_input(name, path):
     raise ValueError(f'{name}={path!r} must hold one array of real numbers')
   if value.dtype.kind == 'f' and not np.isfinite(value).all():
     raise ValueError(f'{name}={path!r} holds a NaN or an infinity')
-  return value.astype(np.float32) if value.dtype == np.float64 else value
+  return value  # in its own dtype: a cast could make two inputs equal
 
 
-def audit_function(fun, x, x_prime, *, out, key, claim, **settings):
+def prepare_out(out):
+  """Makes the directory and takes an old audit.json away, before any run.
+
+  Raises:
+    ValueError: it is no directory, cannot be made or cannot be written.
+  """
+  if not out:
+    raise ValueError(f'out={out!r} must name a directory')
+  try:
+    os.makedirs(out, exist_ok=True)
+    with tempfile.TemporaryFile(dir=out):
+      pass
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(os.path.join(out, _FILE))  # a failed run must leave none
+  except OSError as e:
+    raise ValueError(f'out={out!r} must be a directory that can be made and '
+                     f'written: {e.strerror}') from e
+
+
+def audit_function(fun, x, x_prime, *, out, key, claim, described=None,
+                   **settings):
   """Runs the audit and writes OUT/audit.json.
 
   Args:
@@ -79,20 +106,30 @@ def audit_function(fun, x, x_prime, *, out, key, claim, **settings):
     out: directory, made where missing.
     key: typed key; consumed.
     claim: epsilon, or None.
+    described: dict that goes into the file too: where function and inputs come
+      from, the seed.
     **settings: further arguments of ``auditing.audit``.
 
   Returns:
     The AuditResult.
 
   Raises:
-    ValueError: as ``auditing.audit``.
+    ValueError: as ``auditing.audit``; ``out`` cannot be written. No audit.json
+      is left then, be it of an earlier run.
   """
+  prepare_out(out)
   result = auditing.audit(fun, x, x_prime, key=key, claim=claim, **settings)
-  os.makedirs(out, exist_ok=True)
-  body = result._asdict() | {'notes': list(result.notes)}
-  records.write_atomic(os.path.join(out, 'audit.json'),
+  body = (described or {}) | result._asdict() | {
+      'notes': list(result.notes), 'versions': _versions()}
+  records.write_atomic(os.path.join(out, _FILE),
                        json.dumps(body, indent=1) + '\n')
   return result
+
+
+def _versions():
+  return {'python': platform.python_version()} | {
+      name: importlib.metadata.version(name)
+      for name in ('jax', 'jaxlib', 'numpy')}
 
 
 def define_flags():
@@ -123,8 +160,7 @@ def main(argv):
     values = flags.FLAGS
     if values.claim is not None and not 0 < values.claim < math.inf:
       raise ValueError(f'claim={values.claim} must be a finite epsilon above 0')
-    if os.path.exists(values.out) and not os.path.isdir(values.out):
-      raise ValueError(f'out={values.out!r} is a file; name a directory')
+    prepare_out(values.out)
     key = (samplers.secure_key(64) if values.seed is None
            else jax.random.key(values.seed))
     result = audit_function(
@@ -133,7 +169,9 @@ def main(argv):
         claim=values.claim, num_trials=values.num_trials, delta=values.delta,
         significance=values.significance, score=values.score,
         selection=values.selection, thresholds=values.threshold,
-        vectorized=values.vectorized)
+        vectorized=values.vectorized, described={
+            'function': values.function, 'x': values.x,
+            'x_prime': values.x_prime, 'seed': values.seed})
   except Exception as e:  # pylint: disable=broad-except
     # Status 1 says that the claim is violated: no failure may look like it.
     logging.error('audit_mechanism: %s%s',

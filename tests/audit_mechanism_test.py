@@ -52,6 +52,11 @@ class AuditMechanismTest(parameterized.TestCase):
     self.assertEqual(found['verdict'], 'violated')
     self.assertBetween(found['epsilon_lower'], 1., 2.)
     self.assertIn('ceiling', done.stderr)
+    self.assertEqual(
+        [found[k] for k in ('function', 'x', 'x_prime', 'claim', 'seed',
+                            'num_trials')],
+        ['audited:broken', 'x.npy', 'x_prime.npy', 1., 0, 20_000])
+    self.assertEqual(found['versions']['jax'], jax.__version__)
 
   def test_an_audit_that_cannot_run_exits_with_2_and_one_line(self):
     done = self.run_binary(
@@ -59,7 +64,8 @@ class AuditMechanismTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertIn('nothing', done.stderr)
     self.assertNotIn('Traceback', done.stderr)
-    self.assertFalse(os.path.exists(os.path.join(self.folder, 'results')))
+    self.assertFalse(os.path.exists(os.path.join(
+        self.folder, 'results', 'audit_mechanism', 'audit.json')))
 
   @parameterized.parameters('--nosuch=1', '--num_trials=0', '--score=xx',
                             '--claim=abc')
@@ -73,6 +79,30 @@ class AuditMechanismTest(parameterized.TestCase):
                            '--x_prime=x_prime.npy', '--claim=1')
     self.assertEqual(done.returncode, 2)
     self.assertIn('KeyError', done.stderr)
+    line = _SOURCE.splitlines().index("  raise KeyError('lost')") + 1
+    self.assertIn(f'audited.py:{line}', done.stderr)
+
+  def test_a_failed_run_leaves_no_file_of_an_earlier_one(self):
+    old = pathlib.Path(self.folder, 'audit.json')
+    old.write_text('{}')
+    with self.assertRaisesRegex(ValueError, 'equal'):
+      audit_mechanism.audit_function(
+          lambda key, x: x, np.float32(0.), np.float32(0.), out=self.folder,
+          key=jax.random.key(0), claim=1., num_trials=20_000)
+    self.assertFalse(old.exists())
+
+  @parameterized.parameters('', 'x.npy', os.path.join('x.npy', 'below'))
+  def test_an_out_that_is_no_folder_is_named_before_the_audit(self, out):
+    out = os.path.join(self.folder, out) if out else out
+    with self.assertRaisesRegex(ValueError, 'out='):
+      audit_mechanism.audit_function(
+          None, None, None, out=out, key=None, claim=1.)
+
+  def test_doubles_reach_the_audit_as_they_are(self):
+    path = os.path.join(self.folder, 'double.npy')
+    np.save(path, np.float64(1e8 + 1))
+    value = audit_mechanism.load_input('x', path)
+    self.assertEqual((value.dtype, float(value)), (np.float64, 1e8 + 1))
 
   def test_a_true_claim_is_not_violated(self):
     result = audit_mechanism.audit_function(

@@ -1,6 +1,8 @@
 """Audits by trials: valid, sharp, never infinite, and loud about bad input."""
 
+import json
 from typing import NamedTuple
+from unittest import mock
 import warnings
 
 from absl.testing import absltest
@@ -64,6 +66,28 @@ class AuditTest(parameterized.TestCase):
     high = stats.beta.ppf(.975, 1, 5000)  # none of 5,000 under the other
     self.assertAlmostEqual(result.ceiling, np.log(low / high), places=6)
     self.assertLen(result.notes, 1)
+
+  def test_nothing_but_nan_is_refused_and_some_is_no_ignored_key(self):
+    with self.assertRaisesRegex(ValueError, 'gave NaN for all'):
+      _audit(lambda key, x: x + np.nan * jax.random.normal(key), claim=1.)
+    with self.assertWarnsRegex(UserWarning, 'NaN score'):
+      result = _audit(lambda key, x: jnp.where(x > .5, jnp.nan, 0.), claim=1.)
+    self.assertLen(result.notes, 1)
+    self.assertEqual(result.verdict, 'violated')
+
+  def test_a_result_is_plain_python(self):
+    result = _audit(num_trials=np.int64(20_000), claim=np.float32(1.))
+    json.dumps(result._asdict())
+    self.assertIs(type(result.num_trials), int)
+
+  def test_counts_do_not_show_where_device_calls_end(self):
+    run = trials.Runner(lambda key, x, _: _laplace(key, x), lambda y, _: y)
+    args = (jax.random.key(0), samplers.TRIAL, _ZERO, None, None,
+            np.float32([[.5]]), 0, 3_000)
+    with mock.patch.object(trials, '_PER_CALL', 1_024):
+      parts = run.count(*args)
+    np.testing.assert_array_equal(parts, run.count(*args))
+    self.assertLessEqual(trials._PER_CALL, 2**24)  # or no interrupt is heard
 
   def test_counts_are_those_of_a_host_loop_over_the_same_keys(self):
     result = _audit(num_trials=3_000, selection='fixed', thresholds=.5,

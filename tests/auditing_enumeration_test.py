@@ -74,8 +74,6 @@ class EnumerateLawTest(parameterized.TestCase):
     self.assertEqual(laws[0].values.tolist(), [2.])
     self.assertEqual(laws[0].counts.tolist(), [_TOTAL])
     self.assertEqual(auditing.exact_delta(*laws, 5.), 1.)
-    no_key = auditing.enumerate_law(lambda key, x: x, np.float32(2))
-    self.assertEqual(no_key.counts.tolist(), [_TOTAL])
 
   def test_values_ascend_and_differ_by_bits(self):
     def fun(key, x):
@@ -119,6 +117,10 @@ class EnumerateLawTest(parameterized.TestCase):
       (lambda key, x: jnp.int32(0), 'fun returns .*int32'),
       (lambda key, x: x + jnp.zeros((1,)), r'fun returns .*shape=\(1,\)'),
       (lambda key, x: (x, x), 'fun returns'),
+      (lambda key, x: 1. * x, 'fun draws nothing'),
+      (lambda key, x: {}['q'], 'fun raises KeyError at .*_test.py:'),
+      (lambda key, x: np.float32(float(x)), 'to be traced by JAX'),
+      ('abc', "fun='abc'"),
       # However deep: under jit, in a loop, in a branch.
       (jax.jit(lambda key, x: x + jax.random.uniform(jax.random.split(key)[1])),
        'fun splits its key'),
@@ -136,6 +138,11 @@ class EnumerateLawTest(parameterized.TestCase):
   def test_refuses_by_name_what_it_cannot_enumerate(self, fun, message):
     with self.assertRaisesRegex(ValueError, message):
       auditing.enumerate_law(fun, np.float32(0.))
+
+  @parameterized.parameters('a', 2**70, (np.array([1, 'a'], object),), 1j)
+  def test_refuses_an_x_that_is_no_number(self, x):
+    with self.assertRaisesRegex(ValueError, 'x='):
+      auditing.enumerate_law(lambda key, x: jax.random.uniform(key), x)
 
   def test_the_generator_itself_refuses_what_tracing_might_not_show(self):
     key = jax.random.wrap_key_data(jnp.zeros((1,), jnp.uint32),

@@ -71,8 +71,11 @@ class ReplayTest(parameterized.TestCase):
       return (1. + x) * jax.random.laplace(key, x.shape)
     result = _replay(multiplied, 1e-3)
     self.assertEqual((result.verdict, result.noise_cancels),
-                     ('not violated', False))
+                     (None, False))
     self.assertIn('does not apply', result.note)
+    same = _replay(_LAPLACE, 1., x_prime=_ZEROS)
+    self.assertIsNone(same.verdict)
+    self.assertIn('are equal', same.note)
 
   def test_more_keys_show_what_two_may_not(self):
     @jax.jit
@@ -105,7 +108,9 @@ class ReplayTest(parameterized.TestCase):
     self.assertEqual(result.verdict, 'violated')
     self.assertEqual(result.sensitivity, _N)
     with self.assertWarnsRegex(UserWarning, 'for 4 different keys'):
-      _replay(lambda key, x: 0. * x, 1., num_keys=4)
+      result = _replay(lambda key, x: 0. * x, 1., num_keys=4)
+    self.assertIsNone(result.verdict)
+    self.assertIn('no noise', result.note)
 
   def test_a_used_key_warns_of_nothing(self):
     with warnings.catch_warnings():
@@ -123,11 +128,23 @@ class RefusalTest(parameterized.TestCase):
       ({'claimed': 1., 'num_keys': 0}, 'num_keys=0'),
       ({'claimed': 1., 'num_keys': 1.5}, 'num_keys=1.5'),
       ({'claimed': 1., 'num_keys': math.nan}, 'num_keys=nan'),
+      ({'claimed': 1., 'num_keys': 100_001}, 'num_keys=100001'),
       ({'claimed': 1., 'order': .5}, 'order=0.5'),
       ({'claimed': 1., 'order': math.nan}, 'order=nan'))
   def test_settings_are_refused_by_name(self, settings, message):
     with self.assertRaisesRegex(ValueError, message):
       _replay(_laplace, **settings)
+
+  def test_functions_keys_and_empty_outputs_are_refused(self):
+    for fun in (lambda key, x: None, lambda key, x: jnp.zeros(0)):
+      with self.assertRaisesRegex(ValueError, 'no numbers'):
+        _replay(fun, 1.)
+    with self.assertRaisesRegex(ValueError, 'fun raises KeyError at .*_test'):
+      _replay(lambda key, x: {}['q'], 1.)
+    with self.assertRaisesRegex(ValueError, "fun='abc'"):
+      _replay('abc', 1.)
+    with self.assertRaisesRegex(ValueError, 'key=0'):
+      auditing.replay(_LAPLACE, _ZEROS, _ONES, key=0, claimed_sensitivity=1.)
 
   def test_outputs_without_a_difference_are_refused(self):
     with self.assertRaisesRegex(ValueError, r"int32 at \['ids'\]"):

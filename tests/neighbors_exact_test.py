@@ -187,27 +187,29 @@ class LargeTest(parameterized.TestCase):
   def _clustered(self):
     """Rows in fours, equal or an ulp apart; some scaled; a great cluster."""
     rng = np.random.default_rng(24)
-    centres = rng.normal(size=(self._NUM // 4, self._SIZE))
-    which = rng.permutation(self._NUM) % len(centres)
-    which[:600] = 0
-    table = centres[which].astype(np.float32)
-    moved = rng.integers(0, self._SIZE, self._NUM)
-    moved[::3] = -1  # equal to others of its four
-    rows = np.flatnonzero(moved >= 0)
-    at = (rows, moved[rows])
+    num_centres = self._NUM // 4
+    centres = rng.normal(size=(num_centres, self._SIZE)).astype(np.float32)
+    # Alike rows side by side: a great norm makes the bound of a group useless,
+    # and every query is then searched exhaustively, which is right but slow.
+    powers = np.sort(rng.uniform(-8, 8, 300))
+    centres[-300:] *= 10**powers[:, None].astype(np.float32)
+    which = np.concatenate([
+        rng.permutation(np.arange(self._NUM - 1200) % (num_centres - 300)),
+        num_centres - 300 + np.arange(1200) // 4])
+    which[rng.choice(self._NUM - 1200, 600, replace=False)] = 0
+    table = centres[which]
+    column = rng.integers(0, self._SIZE, self._NUM)
+    rows = np.flatnonzero(np.arange(self._NUM) % 3)  # the others stay equal
+    at = (rows, column[rows])
     table[at] = np.nextafter(
-        table[at], np.float32(9) * rng.choice([-1, 1], len(rows)))
-    scaled = np.flatnonzero(which % 10 == 1)
-    table[scaled] *= 10**rng.uniform(-8, 8, len(centres))[which[scaled], None]
-    order = rng.permutation(self._NUM)
-    near = np.concatenate(  # of the great cluster, and of all rows
-        [np.arange(200), rng.integers(600, self._NUM, self._QUERIES - 200)])
-    norm = np.linalg.norm(table[near], axis=1, keepdims=True)
+        table[at], np.float32(np.inf) * rng.choice([-1, 1], len(rows)))
+    near = rng.integers(0, self._NUM, self._QUERIES)
+    near[:100] = np.flatnonzero(which == 0)[:100]
+    norm = np.linalg.norm(table[near].astype(np.float64), axis=1)
     noise = rng.normal(size=(self._QUERIES, self._SIZE)) / self._SIZE**.5
-    queries = table[near] + noise * norm * 10**rng.uniform(
-        -7.5, .3, (self._QUERIES, 1))
-    queries[::50] = table[near[::50]]
-    return queries.astype(np.float32), table[order]
+    size = norm * 10**rng.uniform(-7.5, .3, self._QUERIES)
+    size[::50] = 0
+    return (table[near] + noise * size[:, None]).astype(np.float32), table
 
   def _answers(self, queries, table):
     """Nearest rows: float64, and exact integers among what it cannot tell."""
@@ -215,13 +217,20 @@ class LargeTest(parameterized.TestCase):
     norm = np.linalg.norm(wide, axis=1)
     # Twice what D products and sums, in any order, and the norms lose.
     unit = (self._SIZE + 8) * 2.**-52
-    for start in range(0, len(queries), 500):
-      block = queries[start:start + 500].astype(np.float64)
+    for start in range(0, len(queries), 256):
+      block = queries[start:start + 256].astype(np.float64)
       score = norm**2 / 2 - block @ wide.T
       error = unit * norm * (
           np.linalg.norm(block, axis=1)[:, None] + norm / 2)
-      cutoff = np.min(score + error, axis=1)[:, None]
-      for query, open_rows in zip(queries[start:], score - error <= cutoff):
-        rows = np.flatnonzero(open_rows)
-        yield rows[0] if len(rows) == 1 else rows[
-            cases.exact_nearest(query[None], table[rows], 1)[0][0, 0]]
+      least = np.min(score + error, axis=1)
+      score -= error
+      for query, low, high in zip(block, score, least):
+        yield self._least(query, table, wide, np.flatnonzero(low <= high))
+
+  def _least(self, query, table, wide, rows):
+    sq = np.sum((wide[rows] - query)**2, axis=1)
+    rows = rows[sq <= sq.min() * (1 + (self._SIZE + 8) * 2.**-51)]
+    if (table[rows] == table[rows[0]]).all():
+      return rows[0]
+    query = query.astype(np.float32)[None]
+    return rows[cases.exact_nearest(query, table[rows], 1)[0][0, 0]]

@@ -86,6 +86,24 @@ class Bettor:
         'number, not negative; it is the claim to test')
     settings.check_significance(self.significance)
     settings.check_delta(self.delta)
+    self._check_state()
+
+  def _check_state(self):
+    """Refuses a state that no pairs lead to."""
+    pairs = settings.check_whole('pairs_used', self.pairs_used, 0,
+                                 settings.MAX_COUNT)
+    counts = settings.check_floats('counts', self.counts)
+    if (counts.shape != (4,) or (counts < 0).any()
+        or (counts != np.floor(counts)).any() or counts.sum() != pairs):
+      raise ValueError(f'counts={self.counts!r} must be four whole numbers '
+                       f'that sum to pairs_used={pairs}')
+    settings.check_number('log_wealth', self.log_wealth,
+                          lambda x: 0. <= x < np.inf,
+                          'one finite number, not negative')
+    rejected = settings.check_flag('rejected', self.rejected)
+    if rejected != (self.log_wealth >= -np.log(self.significance)):
+      raise ValueError(f'rejected={rejected} must say whether log_wealth='
+                       f'{self.log_wealth} has reached -log(significance)')
 
   @property
   def result(self):
@@ -150,7 +168,7 @@ def betting_test(hits, hits_prime, *, epsilon, significance=.05, delta=0.):
     hits_prime: bool ``[T]``, whether it happened on x'.
     epsilon: the claim for this pair, >= 0; for metric DP epsilon times the
       distance of x and x'.
-    significance: probability that a true claim is rejected, in (0, 0.5).
+    significance: probability that a true claim is rejected, in [1e-12, 0.5).
     delta: the claim's delta, in [0, 1).
 
   Returns:
@@ -203,7 +221,8 @@ def _log_sum(log_wealth):
 
 
 def _check_pairs(hits, hits_prime):
-  hits, hits_prime = np.asarray(hits), np.asarray(hits_prime)
+  hits = settings.check_array('hits', hits)
+  hits_prime = settings.check_array('hits_prime', hits_prime)
   for name, value in (('hits', hits), ('hits_prime', hits_prime)):
     if value.dtype != bool or value.ndim != 1:
       raise ValueError(f'{name} of dtype {value.dtype} and shape {value.shape} '

@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import samplers
+from jaxdp.auditing import audit_settings
 from jaxdp.auditing import bounds
 from jaxdp.auditing import classifier
 from jaxdp.auditing import events
@@ -41,7 +42,7 @@ from jaxdp.auditing import scores
 from jaxdp.auditing import settings
 from jaxdp.auditing import trials
 
-SELECTIONS = ('split', 'fixed', 'bonferroni', 'multisplit')
+SELECTIONS = audit_settings.SELECTIONS
 _MOST_KEPT = 2**20  # scores of one input held in memory to choose an event
 _MOST_TRAINED = 2**17  # trials of one input a classifier learns from
 _MOST_FEATURES = 2**22  # outputs in all that it learns from
@@ -91,7 +92,7 @@ def audit(fun, x, x_prime, *, key, num_trials, delta=0., significance=.05,
     key: typed key; consumed.
     num_trials: calls of ``fun`` on each input.
     delta: in [0, 1).
-    significance: probability that the bound is too high, in (0, 0.5).
+    significance: probability that the bound is too high, in [1e-12, 0.5).
     score: a name of ``scores.NAMES`` or a function ``y -> float`` of one
       output. The learnt ones take a third of the trials for learning.
     selection: how the event ``score >= threshold`` is chosen.
@@ -119,6 +120,7 @@ def audit(fun, x, x_prime, *, key, num_trials, delta=0., significance=.05,
     ValueError: inputs or outputs whose structures, shapes or dtypes differ; a
       setting out of range; too few trials for any bound above 0.
   """
+  vectorized = settings.check_flag('vectorized', vectorized)
   whole = (lambda key, x, num, _: fun(key, x, num)) if vectorized else (
       lambda key, x, _: fun(key, x))
   wrapped = _cached(fun, vectorized, whole)
@@ -154,6 +156,8 @@ def audit_sweep(fun, x, x_prime, parameters, *, key, num_trials, delta=0.,
   Raises:
     ValueError: as for `audit`; a learnt score; parameters of no common length.
   """
+  settings.check_flag('vectorized', vectorized)
+  audit_settings.check_parameters(parameters)
   sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(parameters)}
   if len(sizes) != 1 or sizes == {()}:
     raise ValueError('parameters must have leaves with one common leading axis,'
@@ -162,7 +166,8 @@ def audit_sweep(fun, x, x_prime, parameters, *, key, num_trials, delta=0.,
     raise ValueError(f'score={score!r} is learnt for one parameter; call audit '
                      'for each')
   num = sizes.pop()[0]
-  claims = [None] * num if claims is None else list(np.atleast_1d(claims))
+  claims = [None] * num if claims is None else list(
+      claims if isinstance(claims, (list, tuple)) else np.atleast_1d(claims))
   if not num or len(claims) != num:
     raise ValueError(f'parameters holds {num} and claims {len(claims)}; give '
                      'one claim for each of at least one parameter')
@@ -238,10 +243,15 @@ class _Job(NamedTuple):
 def _audit(fun, x, x_prime, parameters, *, key, num_trials, delta, significance,
            score, selection, thresholds, direction, claims, vectorized,
            num_devices, common_noise):
-  _check_settings(num_trials, delta, significance, score, selection, thresholds,
-                  direction, claims)
-  _check_key(key)
-  x, x_prime = _check_inputs(x, x_prime)
+  audit_settings.check_settings(num_trials, delta, significance, score,
+                                selection, thresholds, direction)
+  claims = [audit_settings.check_claim(claim) for claim in claims]
+  num_trials = int(num_trials)
+  audit_settings.check_ceiling(num_trials, num_trials, delta, significance, 1,
+                               1)
+  settings.check_key(key)
+  settings.check_flag('common_noise', common_noise)
+  x, x_prime = audit_settings.check_inputs(x, x_prime)
   job = _prepare(fun, x, x_prime, parameters, key, num_trials, score,
                  vectorized, num_devices, common_noise)
   notes = _notes(job)
@@ -263,6 +273,8 @@ def _audit(fun, x, x_prime, parameters, *, key, num_trials, delta, significance,
 
 
 def _verdict(result, claim):
+  if np.isnan(result['epsilon_lower']):  # no comparison would find it
+    raise RuntimeError('epsilon_lower is NaN, and no verdict follows')
   if claim is None:
     return None
   return 'violated' if result['epsilon_lower'] > claim else 'not violated'
@@ -305,8 +317,9 @@ def _score_program(run, x, parameters):
   except ValueError:
     raise
   except Exception as e:
-    raise ValueError(f'score raises {type(e).__name__} on an output of fun; it '
-                     f'must be y -> one number in jax.numpy: {e}') from e
+    raise ValueError(f'score raises {type(e).__name__}'
+                     f'{settings.where_raised(e)} on an output of fun; it must'
+                     f' be y -> one number in jax.numpy: {e}') from e
 
 
 def _learn(job, score):
@@ -336,10 +349,15 @@ def _notes(job):
   seen = np.stack([run.project(
       job.key, purpose, x, job.parameters, job.context,
       -(-job.num_trials // block) * block, _KEYS_TRIED * block)
-                   for purpose, x in job._sides()])  # [2, P, n, 2]
+                   for purpose, x in job._sides()])  # [2, P, n, 3]
   inside = seen[..., 1].reshape(*seen.shape[:2], _KEYS_TRIED, block)
   seen = seen[:, :, ::block]
-  notes, alike = [], (seen[..., 1] == seen[:, :, :1, 1]).all()
+  no_score = np.isnan(np.ascontiguousarray(seen[..., 0]).view(np.float32))
+  if (no_score | (seen[..., 2] > 0)).all(axis=(0, 2)).any():
+    raise ValueError(f'fun or its score gave NaN for all {_KEYS_TRIED} keys '
+                     'tried on both inputs; nothing can be audited')
+  notes, alike = [], (seen[..., 1] == seen[:, :, :1, 1]).all() and not (
+      no_score.any() or seen[..., 2].any())
   if alike:
     notes.append(f'fun gave one output for {_KEYS_TRIED} keys: it may ignore '
                  'its key')
@@ -347,7 +365,7 @@ def _notes(job):
     raise ValueError('fun gives the same output for all trials of one call; '
                      'with vectorized=True each of the num trials needs noise '
                      'of its own')
-  if np.isnan(seen[..., 0].view(np.float32)).any():
+  if no_score.any():
     notes.append('some outputs have a NaN score; it counts as below every '
                  'threshold')
   for note in notes:
@@ -357,13 +375,14 @@ def _notes(job):
 
 @dataclasses.dataclass(frozen=True)
 class _Glance:
-  """The bits of a score and of the output it came from, uint32 [2]."""
+  """Bits of a score and of its output, and whether all is NaN; uint32 [3]."""
   score: Any
 
   def __call__(self, y, context):
     score = trials.Real(self.score)(y, context)
     bits = jax.lax.bitcast_convert_type(score, jnp.uint32)
-    return jnp.stack([bits, scores.fingerprint(y)])
+    empty = jnp.isnan(scores.flatten(y)).all().astype(jnp.uint32)
+    return jnp.stack([bits, scores.fingerprint(y), empty])
 
 
 # --- Selections
@@ -376,8 +395,9 @@ def _declared(job, score, thresholds, delta, significance, direction):
   declared = np.atleast_1d(np.asarray(thresholds, np.float32))
   num_events = declared.size
   num = job.num_trials - job.first
-  _check_ceiling(num, delta, significance, num_events,
-                 2 if direction == 'either' else 1)
+  audit_settings.check_ceiling(
+      job.num_trials, num, delta, significance, num_events,
+      2 if direction == 'either' else 1)
   many = np.tile(declared, (_num_parameters(job), 1))
   hits, hits_prime = job.counts(many, job.first, num)
   return [_best(declared, h, hp, num, delta, significance, num_events,
@@ -388,7 +408,7 @@ def _declared(job, score, thresholds, delta, significance, direction):
 def _split(job, delta, significance):
   """An event chosen on some trials, tested on the others."""
   num_chosen, num = _parts(job)
-  _check_ceiling(num, delta, significance, 1, 1)
+  audit_settings.check_ceiling(job.num_trials, num, delta, significance, 1, 1)
   chosen = [events.choose(s, sp, num, delta, significance)
             for s, sp in zip(*job.scores(job.first, num_chosen))]
   many = np.float32([[threshold] for threshold, _ in chosen])
@@ -407,7 +427,8 @@ def _multi_split(job, delta, significance):
     raise ValueError(f'num_trials={job.num_trials} is too small for '
                      f"selection='multisplit'; use at least "
                      f'{2 * _GROUPS * max(block, 100)}')
-  _check_ceiling(half, delta, significance / 2, 1, 1)
+  # Half of the significance each: as for two events.
+  audit_settings.check_ceiling(job.num_trials, half, delta, significance, 2, 1)
   looked = np.stack([
       events.candidates(np.concatenate([s, sp]))
       for s, sp in zip(*job.scores(job.first, num_chosen))])
@@ -430,7 +451,7 @@ def _median(groups, looked, halves, half, delta, significance):
         *groups[mine].sum(axis=0), half, half, delta, significance / 2)
     hits, hits_prime = groups[theirs].sum(axis=0)[:, i]
     results.append(_best(looked[i:i + 1], hits[None], hits_prime[None], half,
-                         delta, significance / 2, 1, direction))
+                         delta, significance, 2, direction))
   results.sort(key=lambda r: r['epsilon_lower'])
   return results[len(results) // 2]
 
@@ -472,104 +493,3 @@ def _num_parameters(job):
   if job.parameters is None:
     return 1
   return len(jax.tree.leaves(job.parameters)[0])
-
-
-# --- Checks
-
-
-def _check_settings(num_trials, delta, significance, score, selection,
-                    thresholds, direction, claims):
-  if isinstance(num_trials, bool) or not isinstance(
-      num_trials, (int, np.integer)) or not 1 <= num_trials < 2**53:
-    raise ValueError(f'num_trials={num_trials!r} must be an integer in '
-                     '[1, 2**53)')
-  settings.check_delta(delta)
-  settings.check_significance(significance)
-  if not (callable(score) or score in scores.NAMES):
-    raise ValueError(f'score={score!r} must be one of {scores.NAMES} or a '
-                     'function of one output')
-  if selection not in SELECTIONS:
-    raise ValueError(f'selection={selection!r} must be one of {SELECTIONS}')
-  if direction not in ('either', 'x', 'x_prime'):
-    raise ValueError(f"direction={direction!r} must be 'either', 'x' or "
-                     "'x_prime'")
-  _check_thresholds(score, selection, thresholds, direction)
-  for claim in claims:
-    if claim is not None:
-      settings.check_number('claim', claim, lambda x: x > 0,
-                            'an epsilon above 0')
-
-
-def _check_thresholds(score, selection, thresholds, direction):
-  declared = selection in ('fixed', 'bonferroni')
-  if not declared and (thresholds is not None or direction != 'either'):
-    raise ValueError(f'thresholds={thresholds!r} and direction={direction!r} '
-                     "are declared beforehand with selection='fixed' or "
-                     f"'bonferroni', and {selection!r} finds its own")
-  if thresholds is None:
-    if declared and not (selection == 'fixed' and score == 'majority'):
-      raise ValueError(f'selection={selection!r} needs thresholds=, declared '
-                       'before the trials are seen')
-    return
-  try:
-    value = np.asarray(thresholds, np.float64)
-  except (TypeError, ValueError) as e:
-    raise ValueError(f'thresholds={thresholds!r} must be numbers') from e
-  size = value.size
-  if value.ndim > 1 or not np.all(np.abs(value) < 3e38) or (
-      size != 1 if selection == 'fixed' else not 1 <= size <= 4096):
-    raise ValueError(f'thresholds={thresholds!r} must be finite, one number '
-                     "for 'fixed' and 1 to 4096 for 'bonferroni'")
-
-
-def _check_inputs(x, x_prime):
-  """The two inputs as arrays of one structure."""
-  if jax.tree.structure(x) != jax.tree.structure(x_prime):
-    raise ValueError(f'x is {jax.tree.structure(x)} and x_prime is '
-                     f'{jax.tree.structure(x_prime)}; neighbouring inputs must '
-                     'have one structure')
-  x, x_prime = (jax.tree.map(np.asarray, v) for v in (x, x_prime))
-  for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(x_prime)):
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-      raise ValueError(f'x has a leaf {a.dtype}{list(a.shape)} and x_prime '
-                       f'{b.dtype}{list(b.shape)}; a change of shape is a '
-                       'change of the mechanism')
-    if _lost(a, b):
-      raise ValueError(f'x has dtype {a.dtype}, and what tells it from x_prime '
-                       'does not fit the 32 bits that JAX uses; scale or shift '
-                       'both inputs')
-  if all(np.array_equal(a, b, equal_nan=a.dtype.kind == 'f') for a, b in zip(
-      jax.tree.leaves(x), jax.tree.leaves(x_prime))):
-    raise ValueError('x and x_prime are equal; an audit compares two inputs')
-  return x, x_prime
-
-
-def _lost(a, b):
-  """Whether the device's 32 bits change an integer or equate two floats."""
-  mine, theirs = (np.asarray(jnp.asarray(v)) for v in (a, b))
-  if a.dtype.kind == 'f':
-    return bool(((mine == theirs) & (a != b)).any())
-  return bool((mine != a).any() or (theirs != b).any())
-
-
-def _check_key(key):
-  if not (isinstance(key, jax.Array)
-          and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-          and key.shape == ()):
-    raise ValueError(f'key={key!r} must be one typed key, as jax.random.key(0) '
-                     'or samplers.secure_key(64) makes')
-
-
-def _check_ceiling(num, delta, significance, num_events, num_directions):
-  def ceiling(n):
-    return bounds.epsilon_ceiling(
-        n, delta=delta, significance=significance, num_events=num_events,
-        num_directions=num_directions)
-
-  if num < 1 or not ceiling(num) > 0:
-    needed = 1
-    while not ceiling(needed) > 0:
-      needed *= 2
-    raise ValueError(f'num_trials: {num} trials test the event and cannot show '
-                     f'any epsilon; at least {needed} are needed, so give '
-                     'a few times as many')

@@ -46,7 +46,7 @@ from jaxdp.auditing import settings
 _DIRECTIONS = {'x': ('x',), 'x_prime': ('x_prime',),
                'either': ('x', 'x_prime')}
 _EVENTS = ('hit', 'miss')
-_MAX_COUNT = 2 ** 53  # float64 tells neighbouring counts apart up to here
+_MOST_CORRECT = 2**26  # terms of a one-run p-value with delta, held at once
 
 
 class EpsilonBound(NamedTuple):
@@ -81,7 +81,7 @@ def epsilon_ceiling(num_trials, *, delta=0., significance=.05, num_events=1,
     num_trials: :math:`n`, runs on each input, in ``[1, 2**53]``; may be an
       array.
     delta: of (epsilon, delta)-DP, in [0, 1).
-    significance: probability that the bound is wrong, in (0, 0.5).
+    significance: probability that the bound is wrong, in [1e-12, 0.5).
     num_events: how many events are looked at, >= 1.
     num_directions: 1, or 2 for ``direction='either'``.
 
@@ -95,15 +95,14 @@ def epsilon_ceiling(num_trials, *, delta=0., significance=.05, num_events=1,
     >>> print(epsilon_ceiling([10**4, 10**7]).round(2))
     [ 7.9  14.81]
   """
-  if num_directions not in (1, 2):
-    raise ValueError(f'num_directions={num_directions} must be 1 or 2; 2 is '
-                     "for direction='either'")
+  settings.check_number('num_directions', num_directions, lambda x: x in (1, 2),
+                        "1 or 2; 2 is for direction='either'")
   settings.check_delta(delta)
-  n = _check_trials(num_trials, 'num_trials')
+  n = settings.check_trials('num_trials', num_trials)
   log_low = np.log(_share(significance, num_events, num_directions)) / n
   # 1 - exp(log_low) would round to 0 long before 2**53.
   ratio = _log(np.exp(log_low) - delta) - np.log(-np.expm1(log_low))
-  return np.maximum(ratio, 0.)[()]
+  return settings.plain(np.maximum(ratio, 0.))
 
 
 def epsilon_lower_bound(hits, hits_prime, trials, trials_prime, *, delta=0.,
@@ -134,7 +133,7 @@ def epsilon_lower_bound(hits, hits_prime, trials, trials_prime, *, delta=0.,
     trials: runs on x, in ``[1, 2**53]``.
     trials_prime: runs on x', in ``[1, 2**53]``.
     delta: of (epsilon, delta)-DP, in [0, 1).
-    significance: probability that the bound is wrong, in (0, 0.5).
+    significance: probability that the bound is wrong, in [1e-12, 0.5).
     num_events: how many events share the significance, >= 1.
     direction: 'x' or 'x_prime', fixed beforehand, or 'either'.
 
@@ -153,11 +152,11 @@ def epsilon_lower_bound(hits, hits_prime, trials, trials_prime, *, delta=0.,
 
   References: Jagielski et al. (2020), section 4; Nasr et al. (2023), section 4.
   """
-  if direction not in _DIRECTIONS:
+  if not isinstance(direction, str) or direction not in _DIRECTIONS:
     raise ValueError(f'direction={direction!r} must be one of '
                      f'{", ".join(map(repr, _DIRECTIONS))}')
   settings.check_delta(delta)
-  first, second = _check_counts(hits, hits_prime, trials, trials_prime)
+  first, second = settings.check_counts(hits, hits_prime, trials, trials_prime)
   directions = _DIRECTIONS[direction]
   share = _share(significance, num_events, len(directions))
   ratios, names = [], []
@@ -169,6 +168,9 @@ def epsilon_lower_bound(hits, hits_prime, trials, trials_prime, *, delta=0.,
     names += [(name, event) for event in _EVENTS]
   best = np.argmax(ratios, axis=0)
   epsilon = np.maximum(np.max(ratios, axis=0), 0.)
+  if np.isnan(epsilon).any():
+    raise RuntimeError('the limits of the counts have lost their digits; use a '
+                       'larger significance or fewer events')
   names = np.array(names)
   if not best.ndim:
     return EpsilonBound(float(epsilon), *map(str, names[best]))
@@ -205,7 +207,7 @@ def epsilon_point(hits, hits_prime, trials, trials_prime, *, delta=0.):
   differentially-private text representation learning, section 4.
   """
   settings.check_delta(delta)
-  (k, n), (k_prime, n_prime) = _check_counts(
+  (k, n), (k_prime, n_prime) = settings.check_counts(
       hits, hits_prime, trials, trials_prime)
   hit = (k / n, k_prime / n_prime)
   miss = ((n - k) / n, (n_prime - k_prime) / n_prime)
@@ -214,7 +216,7 @@ def epsilon_point(hits, hits_prime, trials, trials_prime, *, delta=0.):
     with np.errstate(divide='ignore', invalid='ignore'):
       # fmax skips NaN: 0/0, and a probability below delta.
       best = np.fmax(best, np.log((p - delta) / q))
-  return best[()]
+  return settings.plain(best)
 
 
 def delta_lower_bound(hits, hits_prime, trials, trials_prime, epsilon, *,
@@ -235,7 +237,7 @@ def delta_lower_bound(hits, hits_prime, trials, trials_prime, epsilon, *,
   Args:
     hits, hits_prime, trials, trials_prime: as in `epsilon_lower_bound`.
     epsilon: >= 0 and finite; broadcasts against the counts.
-    significance: probability that the bound is wrong, in (0, 0.5).
+    significance: probability that the bound is wrong, in [1e-12, 0.5).
 
   Returns:
     float64 in [0, 1) of the broadcast shape.
@@ -247,15 +249,15 @@ def delta_lower_bound(hits, hits_prime, trials, trials_prime, epsilon, *,
     >>> print(delta_lower_bound(90, 0, 100, 100, [0., 1., 3.]).round(3))
     [0.788 0.725 0.096]
   """
-  epsilon = np.asarray(epsilon, np.float64)
+  epsilon = settings.check_floats('epsilon', epsilon)
   if not np.all((epsilon >= 0.) & np.isfinite(epsilon)):
     raise ValueError(f'epsilon={epsilon} must be finite and not negative')
-  sides = _check_counts(hits, hits_prime, trials, trials_prime)
+  sides = settings.check_counts(hits, hits_prime, trials, trials_prime)
   low, high, low_miss, high_miss = _limits(*sides, _share(significance, 1, 1))
   with np.errstate(over='ignore'):  # an infinite product shows no delta
     hit = low - np.exp(epsilon) * high
     miss = low_miss - np.exp(epsilon) * high_miss
-  return np.maximum(np.maximum(hit, miss), 0.)[()]
+  return settings.plain(np.maximum(np.maximum(hit, miss), 0.))
 
 
 def epsilon_lower_bound_assuming_gaussian_dp(
@@ -284,7 +286,7 @@ def epsilon_lower_bound_assuming_gaussian_dp(
     false_negatives: runs on x that the test gave to x'.
     positives: runs on x, in ``[1, 2**53]``.
     delta: in (0, 1); at 0 no Gaussian has a finite epsilon.
-    significance: probability that the bound is wrong, in (0, 0.5).
+    significance: probability that the bound is wrong, in [1e-12, 0.5).
 
   Returns:
     :class:`GaussianDpBound`, float64 of the broadcast shape.
@@ -300,10 +302,10 @@ def epsilon_lower_bound_assuming_gaussian_dp(
 
   References: Nasr et al. (2023), section 4; Dong et al. (2019), Corollary 2.13.
   """
-  if np.ndim(delta) or not 0. < delta < 1.:
-    raise ValueError(f'delta={delta} must be one number in (0, 1); at delta=0 '
-                     'no Gaussian mechanism has a finite epsilon')
-  (fp, n), (fn, p) = _check_counts(
+  delta = settings.check_number(
+      'delta', delta, lambda x: 0. < x < 1., 'one number in (0, 1); at delta=0 '
+      'no Gaussian mechanism has a finite epsilon')
+  (fp, n), (fn, p) = settings.check_counts(
       false_positives, false_negatives, negatives, positives,
       ('false_positives', 'false_negatives', 'negatives', 'positives'))
   share = _share(significance, 1, 1)
@@ -311,7 +313,8 @@ def epsilon_lower_bound_assuming_gaussian_dp(
   _, fnr = confidence.clopper_pearson(fn, p, significance=share, side='upper')
   # Clipped, never the absolute value: a test worse than chance shows nothing.
   mu = np.maximum(-special.ndtri(fpr) - special.ndtri(fnr), 0.)
-  return GaussianDpBound(_gaussian_epsilon(mu, delta)[()], mu[()])
+  return GaussianDpBound(settings.plain(_gaussian_epsilon(mu, delta)),
+                         settings.plain(mu))
 
 
 def one_run_epsilon_lower_bound(num_canaries, num_guesses, num_correct, *,
@@ -332,18 +335,22 @@ def one_run_epsilon_lower_bound(num_canaries, num_guesses, num_correct, *,
   alone. The number of guesses may depend on the output; choosing it by the
   number correct may not.
 
+  With ``delta`` above 0 it takes O(v) time and memory, at most O(m): some
+  seconds and a few GB at the most that is taken, 2**26 right guesses.
+
   Args:
     num_canaries: :math:`m`, canaries that had a coin, >= 1.
     num_guesses: :math:`r`, canaries not abstained on, in ``[0, m]``.
     num_correct: :math:`v`, guesses that were right, in ``[0, r]``.
     delta: of (epsilon, delta)-DP, in [0, 1).
-    significance: probability that the bound is wrong, in (0, 0.5).
+    significance: probability that the bound is wrong, in [1e-12, 0.5).
 
   Returns:
     A float in ``[0, inf)``.
 
   Raises:
-    ValueError: an argument is not whole or out of its range; it says which.
+    ValueError: an argument is not whole or out of its range; it says which;
+      more than 2**26 right guesses with ``delta``.
 
   Example:
     >>> print(f'{one_run_epsilon_lower_bound(1000, 100, 100):.2f}')
@@ -353,9 +360,14 @@ def one_run_epsilon_lower_bound(num_canaries, num_guesses, num_correct, *,
   """
   settings.check_delta(delta)
   settings.check_significance(significance)
-  m = int(settings.check_whole('num_canaries', num_canaries, 1, _MAX_COUNT))
-  r = int(settings.check_whole('num_guesses', num_guesses, 0, m))
-  v = int(settings.check_whole('num_correct', num_correct, 0, r))
+  m = settings.check_whole('num_canaries', num_canaries, 1,
+                           settings.MAX_COUNT)
+  r = settings.check_whole('num_guesses', num_guesses, 0, m)
+  v = settings.check_whole('num_correct', num_correct, 0, r)
+  if delta and v > _MOST_CORRECT:
+    raise ValueError(f'num_correct={v} with delta={delta} takes {v} terms for '
+                     'each of some 60 p-values; at most 2**26 are taken: use '
+                     'fewer canaries, or delta=0')
   p_value = _one_run_p_value(m, r, v, float(delta))
   if v == 0 or p_value(0.) > significance:
     return 0.
@@ -397,7 +409,7 @@ def multi_split_bound(bounds):
 
   References: Meinshausen et al. (2009), section 2, with quantile 1/2.
   """
-  bounds = np.asarray(bounds, np.float64)
+  bounds = settings.check_floats('bounds', bounds)
   if bounds.ndim < 1 or not len(bounds):
     raise ValueError(f'bounds of shape {bounds.shape} must be [S, ...] with at '
                      'least one split')
@@ -405,7 +417,7 @@ def multi_split_bound(bounds):
   if np.any(bad):
     raise ValueError(f'bounds has an entry {bounds[bad][0]}; lower bounds are '
                      'finite and not negative')
-  return np.median(bounds, axis=0)[()]
+  return settings.plain(np.median(bounds, axis=0))
 
 
 def _limits(first, second, share):
@@ -476,30 +488,5 @@ def _log(x):
 def _share(significance, num_events, num_directions):
   """What is left of `significance` for one confidence limit."""
   settings.check_significance(significance)
-  events = settings.check_whole('num_events', num_events, 1, _MAX_COUNT)
+  events = settings.check_whole('num_events', num_events, 1, 2**40)
   return float(significance) / (2. * events * num_directions)
-
-
-def _check_trials(trials, name):
-  trials = np.asarray(trials, np.float64)
-  bad = ~((trials >= 1) & (trials <= _MAX_COUNT) & (trials == np.floor(trials)))
-  if np.any(bad):
-    raise ValueError(f'{name}={trials[bad][0]} must be a whole number in '
-                     '[1, 2**53]; without runs nothing is shown')
-  return trials
-
-
-def _check_counts(hits, hits_prime, trials, trials_prime,
-                  names=('hits', 'hits_prime', 'trials', 'trials_prime')):
-  """((hits, trials), (hits_prime, trials_prime)), float64, one shape."""
-  values = np.broadcast_arrays(
-      np.asarray(hits, np.float64), np.asarray(hits_prime, np.float64),
-      _check_trials(trials, names[2]), _check_trials(trials_prime, names[3]))
-  sides = (values[0], values[2]), (values[1], values[3])
-  for (k, n), name, of in zip(sides, names[:2], names[2:], strict=True):
-    bad = ~((k >= 0) & (k <= n) & (k == np.floor(k)))
-    if np.any(bad):
-      raise ValueError(f'{name}={k[bad][0]} must be a whole number in '
-                       f'[0, {of}={n[bad][0]:.0f}]; it counts runs, and is no '
-                       'rate')
-  return sides

@@ -34,6 +34,8 @@ from jax.extend import random as extend_random
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.auditing import settings
+
 NUM_DRAWS = 2**23
 
 _LOW_BITS = 9  # of a word, which a float32 mantissa leaves out
@@ -82,10 +84,11 @@ def enumerate_law(fun, x, *, batch=2**18):
     :class:`Law`; ``counts`` sum to 2**23.
 
   Raises:
-    ValueError: ``fun`` draws other than once and 32 bits, splits, folds, reads
-      or makes a key, calls back to Python, has side effects, does not return
-      one float32, or depends on the low 9 bits of its word; ``batch`` is not a
-      power of two in range. The message names what was seen.
+    ValueError: ``fun`` raises, cannot be traced, draws nothing or other than
+      once and 32 bits, splits, folds, reads or makes a key, calls back to
+      Python, has side effects, does not return one float32, or depends on the
+      low 9 bits of its word; ``batch`` is not a power of two in range. The
+      message names what was seen.
 
   Example:
     >>> coin = lambda key, x: jnp.float32(jax.random.uniform(key) < x)
@@ -135,9 +138,9 @@ def exact_delta(law, law_prime, epsilon):
     >>> exact_delta(law, law_prime, 0.)
     0.5
   """
-  if not (np.ndim(epsilon) == 0 and math.isfinite(epsilon) and epsilon >= 0):
-    raise ValueError(f'epsilon={epsilon} must be finite and not negative; it '
-                     'is the privacy loss that delta allows to be exceeded')
+  epsilon = settings.check_number(
+      'epsilon', epsilon, lambda x: 0 <= x < math.inf, 'finite and not '
+      'negative; it is the privacy loss that delta allows to be exceeded')
   p, p_prime = _aligned(law, law_prime)
   scale = math.exp(epsilon) if epsilon < 709 else math.inf
   with np.errstate(invalid='ignore'):
@@ -212,11 +215,19 @@ def _check_traced(fun, x):
   """Refuses a function that does not make one float32 of one word."""
   key = jax.random.wrap_key_data(jnp.zeros((1,), jnp.uint32),
                                  impl=_word_prng())
+  if not callable(fun):
+    raise ValueError(f'fun={fun!r} must be a function (key, x) -> float32 []')
+  settings.check_tree('x', x)
   try:
     jaxpr, out = jax.make_jaxpr(fun, return_shape=True)(key, x)
   except NotImplementedError as e:
     raise ValueError(f'fun asks the generator for more than words: {e}; only '
                      'one draw of 32 bits can be enumerated') from e
+  except Exception as e:  # whatever the caller's function does
+    if isinstance(e, ValueError) and str(e).startswith('fun '):
+      raise  # by the generator above
+    raise settings.raised(
+        e, 'a key and x to be traced by JAX; write it with jax.numpy') from e
   equations = list(_equations(jaxpr.jaxpr))
   for equation in equations:
     what = _REFUSED.get(equation.primitive.name)
@@ -235,6 +246,9 @@ def _check_traced(fun, x):
           and out.dtype == jnp.float32):
     raise ValueError(f'fun returns {out}; it must return one float32 scalar '
                      '(jnp.float32 makes one of a bool or a small integer)')
+  if not draws:
+    raise ValueError('fun draws nothing from the key it is given: without '
+                     'noise its law is one point, and nothing is private')
 
 
 def _equations(jaxpr):
@@ -260,7 +274,8 @@ def _check_low_bits(block, other, start):
 
 
 def _check_batch(batch):
-  if (not isinstance(batch, int) or not 1 <= batch <= NUM_DRAWS
+  if (not isinstance(batch, int) or isinstance(batch, bool)
+      or not 1 <= batch <= NUM_DRAWS
       or batch & (batch - 1)):
     raise ValueError(f'batch={batch!r} must be a power of two in [1, 2**23]; '
                      'it is how many draws run at once')
@@ -283,7 +298,11 @@ def _aligned(law, law_prime):
 
 def _check_law(law, name):
   """Returns a law's values, as ascending integers, and counts."""
-  values, counts = (np.asarray(part) for part in law)
+  if not (isinstance(law, tuple) and len(law) == 2):
+    raise ValueError(f'{name} is a {type(law).__name__} and must be a Law, as '
+                     'enumerate_law returns')
+  values = settings.check_array(f'{name}.values', law[0])
+  counts = settings.check_array(f'{name}.counts', law[1])
   if values.dtype != np.float32 or values.ndim != 1 or not values.size:
     raise ValueError(f'{name}.values of dtype {values.dtype} and shape '
                      f'{values.shape} must be float32 [M] with M >= 1')

@@ -32,7 +32,7 @@ def choose_counts(hits, hits_prime, num_chosen, num, delta, significance):
   tails the one that chance favoured most must not win. Wilson limits serve
   here, for speed: a choice needs no coverage.
   """
-  z = float(special.ndtri(1 - significance / 2))
+  z = -float(special.ndtri(significance / 2))  # 1 - s would lose digits
   best = (-1., 0, 'x')
   for direction in ('x', 'x_prime'):
     first, second = (hits, hits_prime) if direction == 'x' else (

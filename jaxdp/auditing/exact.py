@@ -28,6 +28,8 @@ import numpy as np
 from scipy import special
 from scipy.spatial import distance as spatial
 
+from jaxdp.auditing import settings
+
 MAX_WORDS = 4_000
 
 _BLOCK = 128
@@ -74,6 +76,7 @@ def exact_metric_epsilon(log_probs, distances, *, log_prob_error=0.,
       symmetric or not zero on the diagonal; an error that is negative or not
       finite.
   """
+  check_tolerance(tolerance)
   log_probs = _check_log_probs(log_probs, tolerance)
   num_words = len(log_probs)
   distances = _check_distances(distances, num_words)
@@ -135,7 +138,7 @@ def _supports(possible):
 
 def _row_errors(log_prob_error, num_words):
   """The largest error of each row, [V]."""
-  error = np.asarray(log_prob_error, np.float64)
+  error = settings.check_floats('log_prob_error', log_prob_error)
   if error.shape not in ((), (num_words,), (num_words, num_words)):
     raise ValueError(f'log_prob_error of shape {error.shape} must be a scalar, '
                      f'[V] or [V, V] with V = {num_words}')
@@ -152,7 +155,7 @@ def _first_bad(x):
 
 
 def _check_log_probs(log_probs, tolerance):
-  log_probs = np.asarray(log_probs, np.float64)
+  log_probs = settings.check_floats('log_probs', log_probs)
   if log_probs.ndim != 2 or log_probs.shape[0] != log_probs.shape[1]:
     raise ValueError(f'log_probs of shape {log_probs.shape} must be square, '
                      '[V, V]: one row an input, one column an output')
@@ -177,7 +180,7 @@ def _check_log_probs(log_probs, tolerance):
 
 
 def _check_distances(distances, num_words):
-  distances = np.asarray(distances, np.float64)
+  distances = settings.check_floats('distances', distances)
   if distances.shape != (num_words, num_words):
     raise ValueError(f'distances of shape {distances.shape} must match '
                      f'log_probs, ({num_words}, {num_words})')
@@ -200,6 +203,12 @@ def _check_distances(distances, num_words):
     raise ValueError(f'distances[{w}, {w}]={distances[w, w]} must be zero; '
                      'compute distances from differences, not from products')
   return np.minimum(distances, distances.T)
+
+
+def check_tolerance(tolerance):
+  """How far a row's sum may be from one, in [0, 1)."""
+  settings.check_number('tolerance', tolerance, lambda x: 0. <= x < 1.,
+                        'one number in [0, 1)')
 
 
 def _first(bad):

@@ -37,6 +37,7 @@ from scipy.spatial import distance as spatial
 
 from jaxdp import neighbors
 from jaxdp.auditing import exact
+from jaxdp.auditing import settings
 
 _CALL_ROWS = 64  # rows asked of a law at once
 _SLAB_BYTES = 2**24  # differences of rows held at once
@@ -97,7 +98,11 @@ def metric_epsilon_lower_bound(
       range.
   """
   vectors = _check_vectors(getattr(table, 'vectors', table))
-  _check_settings(num_pairs, log_prob_error, block_bytes)
+  _check_settings(num_pairs, log_prob_error, block_bytes, seed)
+  exact.check_tolerance(tolerance)
+  _check_functions(log_prob_fn=log_prob_fn)
+  _check_functions(**{k: f for k, f in (
+      ('distance_fn', distance_fn), ('on_block', on_block)) if f is not None})
   if pairs is None:
     pairs = _choose_pairs(vectors, num_pairs, np.random.default_rng(seed))
   else:
@@ -158,10 +163,10 @@ def exponential_metric_epsilon(vectors_or_distance_rows, rate, cap=math.inf):
   References: the law is that of McSherry and Talwar (2007), eq. (1), with the
   distance for its score.
   """
-  if not (np.ndim(rate) == 0 and 0 < rate < math.inf):
-    raise ValueError(f'rate={rate} must be positive and finite, in 1/distance')
-  if not (np.ndim(cap) == 0 and cap > 0):
-    raise ValueError(f'cap={cap} must be positive; infinite caps nothing')
+  rate = settings.check_number('rate', rate, lambda x: 0 < x < math.inf,
+                               'positive and finite, in 1/distance')
+  cap = settings.check_number('cap', cap, lambda x: x > 0,
+                              'positive; infinite caps nothing')
   rows_fn, num_words = _distance_rows(vectors_or_distance_rows)
   starts = range(0, num_words, _DISTANCE_ROWS)
 
@@ -222,8 +227,11 @@ class _Rows:
     return self._row_of[ids]
 
   def _ask(self, ids):
-    log_probs = np.asarray(self._log_prob_fn(ids), np.float64)
-    expected = (len(ids), self._num_outputs or log_probs.shape[-1])
+    log_probs = settings.check_floats('log_prob_fn(ids)',
+                                      _call('log_prob_fn', self._log_prob_fn,
+                                            ids))
+    expected = (len(ids), self._num_outputs or log_probs.shape[-1:][0]
+                if log_probs.ndim else 0)
     if log_probs.shape != expected:
       raise ValueError(f'log_prob_fn returns shape {log_probs.shape} for '
                        f'{len(ids)} ids, not {expected}; one row an id')
@@ -343,7 +351,9 @@ def _pair_distances(pairs, vectors, distance_fn):
   distances = np.empty(len(pairs))
   for start in range(0, len(pairs), _CALL_ROWS):
     part = pairs[start:start + _CALL_ROWS]
-    found = np.asarray(distance_fn(part[:, 0], part[:, 1]), np.float64)
+    found = settings.check_floats('distance_fn(ids, other_ids)',
+                                  _call('distance_fn', distance_fn,
+                                        part[:, 0], part[:, 1]))
     if found.shape != (len(part),):
       raise ValueError(f'distance_fn returns shape {found.shape} for '
                        f'{len(part)} pairs; one distance for each')
@@ -359,7 +369,11 @@ def _pair_distances(pairs, vectors, distance_fn):
 def _distance_rows(source):
   """A function of a block's first word that returns distances, and V."""
   if callable(source):
-    num_words = np.shape(source(np.zeros((1,), np.int64)))[-1]
+    first = settings.check_floats('distance rows',
+                                  source(np.zeros((1,), np.int64)))
+    if first.ndim != 2:
+      raise ValueError(f'distance rows of shape {first.shape} must be [B, V]')
+    num_words = first.shape[1]
     rows_fn = source
   else:
     vectors = _check_vectors(source).astype(np.float64)
@@ -368,7 +382,7 @@ def _distance_rows(source):
 
   def block(start):
     ids = np.arange(start, min(num_words, start + _DISTANCE_ROWS))
-    distance = np.asarray(rows_fn(ids), np.float64)
+    distance = settings.check_floats('distance rows', rows_fn(ids))
     if distance.shape != (len(ids), num_words):
       raise ValueError(f'distance rows of shape {distance.shape} must be '
                        f'({len(ids)}, {num_words}), one row a word')
@@ -382,7 +396,7 @@ def _distance_rows(source):
 
 
 def _check_vectors(vectors):
-  vectors = np.asarray(vectors)
+  vectors = settings.check_array('vectors', vectors)
   if (vectors.ndim != 2 or vectors.dtype.kind not in 'fiu'
       or not np.isfinite(vectors).all()):
     raise ValueError(f'vectors of shape {vectors.shape} and dtype '
@@ -394,7 +408,7 @@ def _check_vectors(vectors):
 
 
 def _check_pairs(pairs, num_words):
-  pairs = np.asarray(pairs)
+  pairs = settings.check_array('pairs', pairs)
   if (pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs)
       or pairs.dtype.kind not in 'iu'):
     raise ValueError(f'pairs of shape {pairs.shape} and dtype {pairs.dtype} '
@@ -409,10 +423,27 @@ def _check_pairs(pairs, num_words):
   return pairs.astype(np.int64)
 
 
-def _check_settings(num_pairs, log_prob_error, block_bytes):
+def _call(name, function, *ids):
+  """What the caller's function returns; what it raises, by its name."""
+  try:
+    return function(*ids)
+  except ValueError:
+    raise
+  except Exception as e:
+    raise settings.raised(e, 'ids', name) from e
+
+
+def _check_functions(**functions):
+  for name, function in functions.items():
+    if not callable(function):
+      raise ValueError(f'{name}={function!r} must be a function')
+
+
+def _check_settings(num_pairs, log_prob_error, block_bytes, seed):
   for name, value in (('num_pairs', num_pairs), ('block_bytes', block_bytes)):
     if not (isinstance(value, (int, np.integer)) and value >= 1):
       raise ValueError(f'{name}={value!r} must be a positive integer')
-  if not (np.ndim(log_prob_error) == 0 and 0 <= log_prob_error < math.inf):
-    raise ValueError(f'log_prob_error={log_prob_error} must be one finite '
-                     'number, not negative')
+  settings.check_number('log_prob_error', log_prob_error,
+                        lambda x: 0 <= x < math.inf,
+                        'one finite number, not negative')
+  settings.check_whole('seed', seed, 0, settings.MAX_COUNT)

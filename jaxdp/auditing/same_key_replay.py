@@ -41,6 +41,7 @@ from jaxdp.auditing import settings
 
 # Roundings that an output may carry, each half a unit in its last place.
 _ROUNDINGS = 8
+_MOST_KEYS = 100_000  # all outputs are held
 
 
 class ReplayResult(NamedTuple):
@@ -48,7 +49,7 @@ class ReplayResult(NamedTuple):
 
   sensitivity: float  # max over keys of |M(k, x) - M(k, x')|, in data units
   claimed: float  # in data units
-  verdict: str  # 'violated' or 'not violated'
+  verdict: str | None  # 'violated', 'not violated'; None: does not apply
   noise_cancels: bool  # the difference is the same for every key
   note: str  # empty, or why the check does not apply
 
@@ -57,10 +58,11 @@ def replay(fun, x, x_prime, *, key, num_keys=1, claimed_sensitivity, order=1):
   r"""Compares a mechanism's signal with the sensitivity its noise was made for.
 
   ``verdict`` is 'violated' when the difference exceeds the claim by more than
-  the output's own rounding. It is 'not violated' as well when the noise does
-  not cancel, since then the difference measures nothing: ``noise_cancels`` is
-  False and ``note`` says that the check does not apply. At least two keys are
-  run to see this; a mechanism with few outputs may need more to show it.
+  the output's own rounding. It is None where the check does not apply, and
+  ``note`` says why: the noise does not cancel (``noise_cancels`` is False, the
+  difference measures nothing), ``fun`` ignores its key (but for a difference
+  above the claim, which is 'violated'), or the inputs are equal. At least two
+  keys are run to see this; a mechanism with few outputs may need more.
 
   Deterministic in ``key``. Warns with ``UserWarning`` when ``fun`` ignores its
   key.
@@ -70,7 +72,7 @@ def replay(fun, x, x_prime, *, key, num_keys=1, claimed_sensitivity, order=1):
     x: input, any pytree that ``fun`` takes.
     x_prime: neighbouring input; its output has the same shapes.
     key: typed key; consumed.
-    num_keys: how many keys the difference is measured on, >= 1.
+    num_keys: how many keys the difference is measured on, in [1, 100000].
     claimed_sensitivity: declared bound on the difference, > 0, in data units.
     order: of the norm over all leaves together: 1 for Laplace, 2 for Gaussian
       noise, up to ``np.inf``.
@@ -80,15 +82,18 @@ def replay(fun, x, x_prime, *, key, num_keys=1, claimed_sensitivity, order=1):
 
   Raises:
     ValueError: an argument is out of its range; outputs are not floating, not
-      finite, or differ in structure.
+      finite, empty or differ in structure; ``fun`` raises.
 
   References: Cebere et al. (2026).
   """
-  _check_settings(num_keys, claimed_sensitivity, order)
+  _check_settings(fun, key, num_keys, claimed_sensitivity, order)
   keys = samplers.element_keys(key, samplers.TRIAL, 0, max(2, int(num_keys)))
   runs = [_run(fun, k, x, x_prime) for k in keys]
-  outputs, _ = zip(*(run[0] for run in runs), strict=True)
-  if all(np.array_equal(outputs[0], other) for other in outputs[1:]):
+  ignored = all(np.array_equal(first, other)
+                for side in (0, 1)
+                for first, other in [(runs[0][side][0], r[side][0])
+                                     for r in runs[1:]])
+  if ignored:
     warnings.warn(
         f'fun gives the same output for {len(keys)} different keys; it seems '
         'to ignore its key, and then nothing is private', UserWarning, 2)
@@ -97,13 +102,34 @@ def replay(fun, x, x_prime, *, key, num_keys=1, claimed_sensitivity, order=1):
   cancels = all(
       np.all(abs(difference - differences[0]) <= rounding + roundings[0])
       for difference, rounding in zip(differences, roundings, strict=True))
+  note = ''
+  if _equal(x, x_prime):
+    note = 'x and x_prime are equal: this pair shows nothing'
+  elif not cancels:
+    note = ('the difference changes with the key: the noise is not additive, '
+            'and this check does not apply')
+  elif ignored:
+    note = ('fun gives the same output for every key: there is no noise to '
+            'compare with, and nothing is private')
   return _result(differences, roundings, cancels, float(claimed_sensitivity),
-                 order)
+                 order, note)
+
+
+def _equal(x, x_prime):
+  if jax.tree.structure(x) != jax.tree.structure(x_prime):
+    return False
+  return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(
+      jax.tree.leaves(x), jax.tree.leaves(x_prime), strict=True))
 
 
 def _run(fun, key, x, x_prime):
   """Both outputs of one key, flat, each with its rounding."""
-  outputs = fun(key, x), fun(key, x_prime)
+  outputs = []
+  for name, value in (('x', x), ('x_prime', x_prime)):
+    try:
+      outputs.append(fun(key, value))
+    except Exception as e:  # whatever the caller's function does
+      raise settings.raised(e, f'a key and {name}') from e
   shapes, shapes_prime = (jax.tree.map(np.shape, y) for y in outputs)
   if shapes != shapes_prime:
     raise ValueError(f'fun gives outputs of shapes {shapes} for x and '
@@ -112,18 +138,17 @@ def _run(fun, key, x, x_prime):
   return tuple(_flat(y) for y in outputs)
 
 
-def _result(differences, roundings, cancels, claimed, order):
+def _result(differences, roundings, cancels, claimed, order, note):
   """The verdict from the differences and how far rounding can move them."""
   norms = [float(np.linalg.norm(d, order)) for d in differences]
   # The triangle inequality: rounding alone never makes a violation.
   shown = max(norm - float(np.linalg.norm(r, order))
               for norm, r in zip(norms, roundings, strict=True))
-  violated = cancels and shown > claimed
-  note = '' if cancels else (
-      'the difference changes with the key: the noise is not additive, and '
-      'this check does not apply')
-  return ReplayResult(max(norms), claimed,
-                      'violated' if violated else 'not violated', cancels, note)
+  if cancels and shown > claimed:
+    verdict = 'violated'
+  else:
+    verdict = None if note else 'not violated'
+  return ReplayResult(max(norms), claimed, verdict, bool(cancels), note)
 
 
 def _flat(output):
@@ -132,7 +157,7 @@ def _flat(output):
   for path, leaf in jax.tree_util.tree_leaves_with_path(output):
     leaf = np.asarray(leaf)
     name = jax.tree_util.keystr(path) or 'its output'
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if leaf.dtype.kind in 'OUS' or not jnp.issubdtype(leaf.dtype, jnp.floating):
       raise ValueError(f'fun returns {leaf.dtype} at {name}; only floating '
                        'arrays have a difference, ids and flags have none')
     value = leaf.astype(np.float64).ravel()
@@ -141,13 +166,17 @@ def _flat(output):
                        'difference is no number')
     values.append(value)
     errors.append(abs(value) * (_ROUNDINGS / 2. * jnp.finfo(leaf.dtype).eps))
-  return np.concatenate(values), np.concatenate(errors)
+  values, errors = np.concatenate(values), np.concatenate(errors)
+  if not values.size:
+    raise ValueError('fun returns no numbers; return what is released')
+  return values, errors
 
 
-def _check_settings(num_keys, claimed_sensitivity, order):
-  settings.check_number(
-      'num_keys', num_keys, lambda x: x >= 1 and x % 1 == 0,
-      'a whole number, at least 1')
+def _check_settings(fun, key, num_keys, claimed_sensitivity, order):
+  if not callable(fun):
+    raise ValueError(f'fun={fun!r} must be a function (key, x) -> y')
+  settings.check_key(key)
+  settings.check_whole('num_keys', num_keys, 1, _MOST_KEYS)
   settings.check_number(
       'claimed_sensitivity', claimed_sensitivity, lambda x: 0. < x < np.inf,
       'one positive finite number, in the unit of the data')

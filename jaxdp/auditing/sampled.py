@@ -24,6 +24,9 @@ from jaxdp import confidence
 from jaxdp.auditing import settings
 
 
+_MOST_OUTCOMES = 2**27  # four counts of each are held
+
+
 class SampledEpsilon(NamedTuple):
   """What samples of two discrete laws show. Python numbers and a tuple."""
   epsilon_lower: float  # per unit distance, never infinite
@@ -54,8 +57,9 @@ def sampled_epsilon_lower_bound(
     outputs: int ``[N]``, N >= 2, outcomes drawn from the first input.
     outputs_prime: int ``[N']``, the same from the second.
     distance: distance of the two inputs, positive and finite.
-    num_outcomes: outcomes are ids in [0, num_outcomes).
-    significance: probability that the bound is wrong, in (0, 0.5).
+    num_outcomes: outcomes are ids in [0, num_outcomes), at most 2**27:
+      every outcome is counted.
+    significance: probability that the bound is wrong, in [1e-12, 0.5).
     num_selected: at most how many events to test.
 
   Returns:
@@ -140,7 +144,7 @@ def _union_sizes(most):
 
 
 def _check_outputs(outputs, name, num_outcomes):
-  outputs = np.asarray(outputs)
+  outputs = settings.check_array(name, outputs)
   if outputs.ndim != 1 or outputs.dtype.kind not in 'iu' or len(outputs) < 2:
     raise ValueError(f'{name} of shape {outputs.shape} and dtype '
                      f'{outputs.dtype} must be int [N] with N >= 2: one half '
@@ -156,7 +160,5 @@ def _check_sampled(distance, num_outcomes, significance, num_selected):
       'distance', distance, lambda x: 0 < x < math.inf, 'positive and finite; '
       'nothing is promised of inputs that are not comparable')
   settings.check_significance(significance)
-  for name, value in (('num_outcomes', num_outcomes),
-                      ('num_selected', num_selected)):
-    if not (isinstance(value, (int, np.integer)) and value >= 1):
-      raise ValueError(f'{name}={value!r} must be a positive integer')
+  settings.check_whole('num_outcomes', num_outcomes, 1, _MOST_OUTCOMES)
+  settings.check_whole('num_selected', num_selected, 1, 2**20)

@@ -29,8 +29,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import samplers
+from jaxdp.auditing import settings
 
-_PER_CALL = 2**30  # trials a device call counts: an int32 cannot overflow
+# Trials a device call counts: an int32 cannot overflow, and between two calls
+# the process answers an interrupt.
+_PER_CALL = 2**24
 _CHUNK_ELEMENTS = 2**15  # outputs that stay in cache
 _AXIS = 'devices'
 
@@ -335,11 +338,10 @@ def runner(fun, score, x, x_prime, *, parameters, vectorized, num_devices,
                   'Python, thousands of times slower, and scored in float32; '
                   'write it with jax.numpy', UserWarning, stacklevel=5)
     return run
-  except ValueError:
-    raise
   except Exception as e:
-    raise ValueError(f'fun raises {type(e).__name__} when it is called with a '
-                     f'key and x: {e}') from e
+    if isinstance(e, ValueError) and not settings.where_raised(e):
+      raise  # our own, which names what is wrong
+    raise settings.raised(e, 'a key and x') from e
   _check_outputs(out, out_prime)
   if vectorized:
     size = max(1, sum(leaf.size for leaf in jax.tree.leaves(out)))
@@ -364,8 +366,7 @@ def _host_runner(run, x, x_prime):
   try:
     out, out_prime = run.output(x, None), run.output(x_prime, None)
   except Exception as e:
-    raise ValueError(f'fun raises {type(e).__name__} when it is called with a '
-                     f'key and x: {e}') from e
+    raise settings.raised(e, 'a key and x') from e
   _check_outputs(out, out_prime)
   return run
 

@@ -71,7 +71,7 @@ def get(name):
   Raises:
     ValueError: an unknown name; the message lists the known ones.
   """
-  if name not in _MODULES:
+  if not isinstance(name, str) or name not in _MODULES:
     raise ValueError(f'mechanism={name!r} is unknown; use one of {names()}')
   module = importlib.import_module(f'jaxdp.mechanisms.{_MODULES[name]}')
   return Mechanism(module.calibrate, module.privatize, module.log_prob,
