@@ -202,7 +202,7 @@ class LargeTest(parameterized.TestCase):
     rows = np.flatnonzero(np.arange(self._NUM) % 3)  # the others stay equal
     at = (rows, column[rows])
     table[at] = np.nextafter(
-        table[at], np.float32(np.inf) * rng.choice([-1, 1], len(rows)))
+        table[at], rng.choice(np.float32([-np.inf, np.inf]), len(rows)))
     near = rng.integers(0, self._NUM, self._QUERIES)
     near[:100] = np.flatnonzero(which == 0)[:100]
     norm = np.linalg.norm(table[near].astype(np.float64), axis=1)
