@@ -208,9 +208,16 @@ class NearestTest(parameterized.TestCase):
     chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
     np.testing.assert_array_equal(got[0], np.zeros(7))
 
-  def test_takes_no_queries(self):
-    ids, distances = neighbors.nearest(np.zeros((0, 3)), np.ones((2, 3)))
-    chex.assert_shape([ids, distances], (0,))
+  @parameterized.parameters('float32', 'certified')
+  def test_takes_no_queries(self, precision):
+    nobody, table = np.zeros((0, 3)), np.ones((2, 3))
+    for mesh in (None, mesh_of(8)):
+      ids, distances = neighbors.nearest(
+          nobody, table, mesh=mesh, precision=precision)
+      chex.assert_shape([ids, distances], (0,))
+      self.assertEqual((ids.dtype, distances.dtype), (jnp.int32, jnp.float32))
+      chex.assert_shape(neighbors.k_nearest(nobody, table, 2, mesh=mesh),
+                        (0, 2))
 
   @parameterized.parameters(np.nan, np.inf, -np.inf)
   def test_refuses_entries_that_are_not_finite(self, value):
@@ -414,14 +421,14 @@ class MeshTest(parameterized.TestCase):
       np.testing.assert_array_equal(ids, want[0][:-1], name)
       np.testing.assert_array_equal(distances, want[1][:-1], name)
 
-  @parameterized.product(jit=(True, False), batch=(0, 1))
+  @parameterized.parameters(True, False)
   @pytest.mark.slow
-  def test_needs_no_query_for_every_device(self, jit, batch):
+  def test_needs_no_query_for_every_device(self, jit):
     queries, table = case('grid')
     mesh = mesh_of(8)
     fun = lambda q, x: neighbors.nearest(q, x, mesh=mesh)
-    ids, distances = (jax.jit(fun) if jit else fun)(queries[:batch], table)
+    ids, distances = (jax.jit(fun) if jit else fun)(queries[:1], table)
     want, want_distances = answer('grid')
-    np.testing.assert_array_equal(ids, want[:batch, 0])
+    np.testing.assert_array_equal(ids, want[:1, 0])
     np.testing.assert_allclose(
-        distances, want_distances[:batch, 0], rtol=HALF_ULP)
+        distances, want_distances[:1, 0], rtol=HALF_ULP)

@@ -15,6 +15,7 @@ import scipy.stats
 
 from jaxdp import guarantees
 from jaxdp import samplers
+from jaxdp import threefry
 from jaxdp.mechanisms import numeric
 from jaxdp.mechanisms.numeric import adept_repairs
 from jaxdp.mechanisms.numeric import laws
@@ -90,8 +91,8 @@ class IntegerLawTest(parameterized.TestCase):
     cuts = laws.thresholds(masses)
     edges = list(itertools.accumulate(masses))[:-1]
     bits = [0, _TOTAL - 1] + [e + d for e in edges for d in (-1, 0, 1)]
-    words = jnp.asarray(np.array([divmod(b, 2**32) for b in bits], np.uint32))
-    with mock.patch.object(jax.random, 'bits', return_value=words):
+    words = np.array([divmod(b, 2**32) for b in bits], np.uint32).T
+    with mock.patch.object(threefry, 'words', return_value=jnp.asarray(words)):
       out = laws.draw(None, (len(bits),), cuts)
     expected = [sum(edge <= b for edge in edges) for b in bits]
     self.assertEqual(out.tolist(), expected)

@@ -14,6 +14,7 @@ an event are not the ones that test it.
 import numpy as np
 from scipy import special
 
+_LUCK = 2.5  # deviations
 _LOOKED_AT = 200  # thresholds tried
 
 
@@ -28,17 +29,17 @@ def choose(mine, theirs, num, delta, significance):
 def choose_counts(hits, hits_prime, num_chosen, num, delta, significance):
   """Index and direction of the most promising of many events.
 
-  The frequencies are first moved by a deviation against the event: of many
-  tails the one that chance favoured most must not win. Wilson limits serve
-  here, for speed: a choice needs no coverage.
+  The frequencies are first moved against the event, by as many deviations as
+  chance reaches in one of some hundred tails: the one that it favoured most
+  must not win. Wilson limits serve here, for speed: a choice needs no coverage.
   """
   z = -float(special.ndtri(significance / 2))  # 1 - s would lose digits
   best = (-1., 0, 'x')
   for direction in ('x', 'x_prime'):
     first, second = (hits, hits_prime) if direction == 'x' else (
         hits_prime, hits)
-    low = _wilson(_wilson(first / num_chosen, num_chosen, -1), num, -z)
-    high = _wilson(_wilson(second / num_chosen, num_chosen, 1), num, z)
+    low = _wilson(_wilson(first / num_chosen, num_chosen, -_LUCK), num, -z)
+    high = _wilson(_wilson(second / num_chosen, num_chosen, _LUCK), num, z)
     with np.errstate(divide='ignore', invalid='ignore'):
       promised = np.log(np.fmax((low - delta) / high,
                                 (1 - high - delta) / (1 - low)))

@@ -50,6 +50,8 @@ def nearest(queries, vectors, *, mesh=None, precision='auto', impl='xla'):
   """
   _check_choice('impl', impl, _IMPLS)
   queries, table = _prepared(queries, vectors, precision)
+  if not queries.shape[0]:
+    return jnp.zeros((0,), jnp.int32), jnp.zeros((0,), jnp.float32)
   ids, distances, _ = search.compiled(mesh)(queries, table)
   return ids, distances
 
@@ -90,6 +92,8 @@ def k_nearest(queries, vectors, k, *, mesh=None):
     if -(-num // parts) < k:
       raise ValueError(f'k={k} exceeds the rows of one of {parts} parts of a '
                        f'table of {num}; split the queries only')
+  if not queries.shape[0]:
+    return jnp.zeros((0, int(k)), jnp.int32), jnp.zeros((0, int(k)))
   ids, distances, _ = search.compiled(mesh, int(k))(
       queries, rounding.without_reduced(table))
   return ids.reshape(-1, int(k)), distances.reshape(-1, int(k))
