@@ -270,8 +270,8 @@ class ScoresTest(parameterized.TestCase):
     ratio = _audit(_coordinates, x, x_prime, score=_log_ratio, **settings)
     vote = _audit(_coordinates, x, x_prime, score='majority', selection='fixed',
                   **settings)
-    # The best event of so few trials bounds it at .72 or so: 3,400 against 7,400
-    # of 175,000; a deviation of either count is .03.
+    # The best event of so few trials bounds it at .72 or so: 3,400 to 7,400 of
+    # 175,000; a deviation of either count is .03.
     self.assertBetween(linear.epsilon_lower, .65, 1.)
     self.assertAlmostEqual(linear.epsilon_lower, ratio.epsilon_lower, delta=.1)
     self.assertLess(vote.epsilon_lower, .37)  # exact: 0.3655
