@@ -71,6 +71,28 @@ class KNearestTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'k=4 exceeds the rows of one of 4'):
       neighbors.k_nearest(queries, table, 4, mesh=cases.mesh_of(2, 4))
 
+  @parameterized.parameters(((2,),), ((2, 4),), ((1, 8),))
+  @pytest.mark.slow
+  def test_a_mesh_changes_no_neighbour(self, shape):
+    mesh = cases.mesh_of(*shape)
+    for name in ('plain', 'duplicates', 'one_ulp', 'all_equal'):
+      queries, table = cases.case(name)
+      queries[:5] = table[-1] + np.float32(1e-3)  # near what pads a part
+      ids, distances = neighbors.k_nearest(queries[:-1], table, _K, mesh=mesh)
+      want, want_distances = neighbors.k_nearest(queries, table, _K)
+      np.testing.assert_array_equal(ids, want[:-1], name)
+      np.testing.assert_array_equal(distances, want_distances[:-1], name)
+      np.testing.assert_array_equal(
+          want, cases.exact_nearest(queries, table, _K)[0], name)
+
+  @pytest.mark.slow
+  def test_distances_below_the_normal_numbers_are_in_order(self):
+    table = cases.one_ulp_table()[:80] * np.float32(2**-122)
+    queries = table[:7]
+    want, _ = cases.exact_nearest(queries, table, _K)
+    ids, _ = neighbors.k_nearest(queries, table, _K)
+    np.testing.assert_array_equal(ids, want)
+
 
 class PreciseSqDistancesTest(parameterized.TestCase):
 

@@ -50,9 +50,7 @@ def finder(table, k):
     low = lax.map(lambda args: _tile_bounds(block, *args), tiles)
     low = low.reshape(-1, len(queries)).T
     count = min(k + _SLACK, low.shape[1])
-    # Without the barrier XLA turns a top_k that is sliced again into a sort.
-    key, group = lax.optimization_barrier(
-        lax.top_k(-low, min(count + 1, low.shape[1])))
+    key, group = _top_k(-low, min(count + 1, low.shape[1]))
     left = jnp.full((len(queries),), jnp.inf) if count == low.shape[1] else (
         -key[:, -1])
     return _look(table, k, block, queries, group[:, :count], left)
@@ -83,7 +81,9 @@ def _look(table, k, block, queries, group, left):
     kth, last = sums[:, k - 1], sums[:, -1]
     close = sums[:, 1:] <= sums[:, :-1] * (1 + exact.unit64(dim))
     # What the width cut off is no nearer than the last, up to its rounding.
-    whole = (width == num) | (last > kth * (1 + 2.**-21)) & (last < 1e76)
+    # Beyond these its float32 root is no order.
+    ordered = (last < 1e76) & (last > 1e-74)
+    whole = (width == num) | (last > kth * (1 + 2.**-21)) & ordered
     high = resolve.upper_bound(block, queries, kth)
     distance = jnp.sqrt(sums[:, :k]).astype(jnp.float32)
     return resolve.Found(ids[:, :k], distance, ids, jnp.isfinite(sums),
@@ -98,6 +98,12 @@ def _nearest_rows(vectors, width, query, group):
   rows = vectors[jnp.minimum(ids, num - 1)]
   sums = jnp.where(ids < num, exact.sq_distances_to(query, rows), jnp.inf)
   # float32 to select, which XLA does without a sort; float64 to rank.
-  _, index = lax.optimization_barrier(
-      lax.top_k(-jnp.sqrt(sums).astype(jnp.float32), width))
+  _, index = _top_k(-jnp.sqrt(sums).astype(jnp.float32), width)
   return lax.sort((sums[index], ids[index]), num_keys=2)
+
+
+def _top_k(values, k):
+  # Without a barrier XLA turns a top_k that is sliced again into a sort; one
+  # around both results aborts inside a shard_map.
+  values, index = lax.top_k(values, k)
+  return lax.optimization_barrier(values), lax.optimization_barrier(index)

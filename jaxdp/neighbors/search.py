@@ -53,14 +53,18 @@ def compiled(mesh, k=1):
   split = axes[1] if len(axes) > 1 else None
   spec = jax.sharding.PartitionSpec
 
-  def here(queries, table):
-    ids, distances, counts = _local(queries, table, k)
-    if split is not None:
-      ids, distances = _combine(queries, table, ids, split)
-    return ids, distances, jax.tree.map(jnp.atleast_1d, counts)
-
   def sharded(queries, table):
-    num = queries.shape[0]
+    num, num_rows = queries.shape[0], table.shape[0]
+    extra = -num_rows % (1 if split is None else mesh.shape[split])
+
+    def here(queries, table):
+      # Copies of the last row must not crowd out a real one of their part.
+      most = k if k == 1 else min(k + extra, table.shape[0])
+      ids, distances, counts = _local(queries, table, most)
+      if split is not None:
+        ids, distances = _combine(queries, table, ids, split, num_rows, k)
+      return ids, distances, jax.tree.map(jnp.atleast_1d, counts)
+
     queries = jnp.pad(queries, ((0, -num % mesh.shape[axes[0]]), (0, 0)))
     table = _padded(table, 1 if split is None else mesh.shape[split])
     rows = jax.tree.map(lambda a: spec(split) if a.ndim else spec(), table)
@@ -93,17 +97,17 @@ def _padded(table, parts):
                         mode='edge') if a.ndim else a, table)
 
 
-def _combine(queries, table, ids, axis):
+def _combine(queries, table, ids, axis, num_rows, k):
   """The least of what the parts of the table found, by double-double."""
   with jax.enable_x64(True):
     high, low = exact.precise_sq_distances(
         queries[:, None], table.vectors[ids])
     ids = ids + lax.axis_index(axis).astype(jnp.int32) * np.int32(
         table.shape[0])
+    high = jnp.where(ids < num_rows, high, jnp.inf)
     gather = lambda a: lax.all_gather(a, axis, axis=1, tiled=True)
     high, low, all_ids = lax.sort(
         (gather(high), gather(low), gather(ids)), num_keys=3)
-    k = ids.shape[1]
     return all_ids[:, :k], jnp.sqrt(high[:, :k]).astype(jnp.float32)
 
 

@@ -7,6 +7,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.neighbors import exact
 from jaxdp.neighbors import gate
@@ -84,7 +85,8 @@ def k_nearest(queries, vectors, k, *, mesh=None):
   """
   queries, table = _prepared(queries, vectors, 'float32')
   num = table.shape[0]
-  if isinstance(k, bool) or int(k) != k or not 1 <= k <= num:
+  if isinstance(k, bool) or not isinstance(k, (int, float, np.number)) or not (
+      1 <= k <= num and k == int(k)):
     raise ValueError(f'k={k} must be an int in [1, {num}]; the table has {num} '
                      'rows')
   if mesh is not None and len(mesh.axis_names) > 1:
@@ -93,7 +95,8 @@ def k_nearest(queries, vectors, k, *, mesh=None):
       raise ValueError(f'k={k} exceeds the rows of one of {parts} parts of a '
                        f'table of {num}; split the queries only')
   if not queries.shape[0]:
-    return jnp.zeros((0, int(k)), jnp.int32), jnp.zeros((0, int(k)))
+    return (jnp.zeros((0, int(k)), jnp.int32),
+            jnp.zeros((0, int(k)), jnp.float32))
   ids, distances, _ = search.compiled(mesh, int(k))(
       queries, rounding.without_reduced(table))
   return ids.reshape(-1, int(k)), distances.reshape(-1, int(k))
