@@ -38,7 +38,6 @@ class Counts(NamedTuple):
   exhausted: jax.Array  # [], step 4
 
 
-@functools.cache
 def compiled(mesh, k=1):
   """The search ``(queries, table) -> (ids, distances, counts)``, jitted.
 
@@ -47,6 +46,11 @@ def compiled(mesh, k=1):
       if it has one, the rows of the table.
     k: neighbours; with 1 the results have no axis of k.
   """
+  return _compiled(mesh, k)  # one entry, whether k is spelt out or not
+
+
+@functools.cache
+def _compiled(mesh, k):
   if mesh is None:
     return jax.jit(lambda queries, table: _flat(_local(queries, table, k), k))
   axes = mesh.axis_names
