@@ -46,6 +46,16 @@ TRIAL = 10  # an audit's runs on x
 TRIAL_PRIME = 11  # an audit's runs on x_prime
 CLASSIFIER = 12  # an audit's classifier: its start and its batches
 SPLIT = 13  # which trials select an event and which test it
+INPUT_NOISE = 14  # noise on a released image, by example
+HIDDEN_NOISE = 15  # noise on the first layer's output, by example
+LABEL_NOISE = 16  # randomised response, or the noise of a loss's coefficients
+TRAIN = 17  # a training step: attack sizes, dropout
+ATTACK = 18  # starting points of an attack, by example
+VOTE = 19  # fresh noise of one vote of a smoothed classifier
+INIT = 20  # first parameters of a model
+AUGMENT = 21  # augmentation, by example and epoch
+SHUFFLE = 22  # which examples form a batch, which batch a step takes
+MOMENTS = 23  # noise on sums over a data set
 
 _TILE = 1024  # elements drawn at once
 
@@ -63,6 +73,16 @@ PURPOSES = {
     'TRIAL_PRIME': TRIAL_PRIME,
     'CLASSIFIER': CLASSIFIER,
     'SPLIT': SPLIT,
+    'INPUT_NOISE': INPUT_NOISE,
+    'HIDDEN_NOISE': HIDDEN_NOISE,
+    'LABEL_NOISE': LABEL_NOISE,
+    'TRAIN': TRAIN,
+    'ATTACK': ATTACK,
+    'VOTE': VOTE,
+    'INIT': INIT,
+    'AUGMENT': AUGMENT,
+    'SHUFFLE': SHUFFLE,
+    'MOMENTS': MOMENTS,
 }
 
 
@@ -138,6 +158,29 @@ def element_keys(key, purpose, start, num):
             for half in data.reshape(-1, 2)]
   words = folded[0] if len(folded) == 1 else jnp.bitwise_xor(*folded)
   return jax.random.wrap_key_data(words, impl='threefry2x32')
+
+
+def id_keys(key, purpose, ids):
+  """Returns one key for each id, as :func:`element_keys` gives element ``id``.
+
+  Args:
+    key: typed key of any JAX implementation; consumed.
+    purpose: one of this module's purpose constants.
+    ids: integer ``[...]`` in [0, 2**32), in any order and any batch.
+
+  Returns:
+    Typed ``threefry2x32`` keys of the shape of ``ids``.
+  """
+  ids = jnp.asarray(ids)
+  if not jnp.issubdtype(ids.dtype, jnp.integer):
+    raise ValueError(f'ids has dtype {ids.dtype}; they are element indices')
+  lows = ids.astype(jnp.uint32).ravel()
+  data = jax.random.key_data(jax.random.fold_in(key, purpose))
+  folded = [_fold_halves(half, jnp.uint32(0), lows, jnp.zeros_like(lows, bool))
+            for half in data.reshape(-1, 2)]
+  words = folded[0] if len(folded) == 1 else jnp.bitwise_xor(*folded)
+  return jax.random.wrap_key_data(words.reshape(*ids.shape, 2),
+                                  impl='threefry2x32')
 
 
 def _fold_halves(data, high, lows, carried):
