@@ -9,6 +9,10 @@ Importing the package does no work: rooms load when first named.
   mechanisms    word mechanisms: calibrate / privatize / log_prob
   deniability   how often a word stays, how many words it may become
   auditing      what a mechanism's epsilon really is
+  attacks       adversarial examples of a model, by its gradient
+  certification radii of smoothed classifiers, from votes
+  models        Flax networks; no privacy inside
+  training      private and robust training on one device or many
   special, confidence   the mathematics below
 """
 
@@ -16,8 +20,9 @@ import importlib
 
 __version__ = '0.1.0'
 
-_ROOMS = ('auditing', 'confidence', 'deniability', 'embeddings', 'guarantees',
-          'mechanisms', 'neighbors', 'samplers', 'special')
+_ROOMS = ('attacks', 'auditing', 'certification', 'confidence',
+          'deniability', 'embeddings', 'guarantees', 'mechanisms', 'models',
+          'neighbors', 'samplers', 'special', 'training')
 
 __all__ = list(_ROOMS)
 
