@@ -1,0 +1,256 @@
+"""Trains an image classifier privately, attacks it, certifies it, says it all.
+
+  python -m experiments.train --method=stobatch --mode=sound --dataset=digits \
+      --out=results/train
+
+The run prints three ledgers side by side: what is *claimed*, what standard
+differential privacy gives for a whole record, and what is certified of its
+predictions; all are rows of OUT/rows.jsonl, with accuracies under four attacks
+beside them. Without ``--seed`` the key comes from the operating system; while
+the run is unfinished it lies in OUT/key.resume (mode 0600), then it is gone. A
+killed run goes on from its last checkpoint.
+
+Data: ``digits`` comes with the code; for the others see ``--data_dir``. Several
+hosts: give each process ``--coordinator_address --num_processes --process_id``
+and ``--backend=shard_map``.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import command_line
+from experiments import image_evaluation
+from experiments import image_training
+from experiments import records
+from experiments.datasets import images as image_data
+from jaxdp import guarantees
+from jaxdp import samplers
+from jaxdp.training import certificates
+from jaxdp.training import layouts
+from jaxdp.training import stobatch
+
+_KEY_FILE = 'key.resume'
+_DEFAULT_EPOCHS = 10.
+_EVALUATION_SEED = 20_200_713  # of attacks and votes; protects nothing
+
+
+def define_flags():
+  """Defines the binary's own flags."""
+  flags.DEFINE_enum('method', 'stobatch', ['stobatch'], 'What trains.')
+  flags.DEFINE_enum('mode', 'sound', stobatch.MODES, 'As published, or what '
+                    'standard accounting proves.')
+  flags.DEFINE_enum('dataset', 'digits', sorted(stobatch.PUBLISHED), 'Images.')
+  flags.DEFINE_string('data_dir', None, 'Where the data are; see README.')
+  flags.DEFINE_float('epsilon', None, 'Total budget; the paper\'s by default.')
+  flags.DEFINE_float('label_epsilon', None, 'Its part for labels.')
+  flags.DEFINE_float('epochs', None, 'Passes over the training set; 10 by '
+                     'default, a tenth of that with --quick.')
+  flags.DEFINE_integer('batch_size', None, 'm, records of a fixed batch.')
+  flags.DEFINE_float('learning_rate', None, 'Of all layers but the first.')
+  flags.DEFINE_string('settings', '{}', 'Further fields of the Config as JSON, '
+                      'such as \'{"reconstruction": "clipped"}\'.')
+  flags.DEFINE_bool('flip', False, 'Flips released images.')
+  flags.DEFINE_integer('shift', 0, 'Shifts released images, in pixels.')
+  flags.DEFINE_integer('limit', None, 'Uses the first so many records.')
+  flags.DEFINE_integer('trainers', 1, 'N, trainers of a step.')
+  flags.DEFINE_integer('shards', 1, 'M, devices of a trainer.')
+  flags.DEFINE_enum('backend', 'vmap', layouts.BACKENDS, 'How they run.')
+  flags.DEFINE_integer('checkpoint_every', 50, 'Steps between checkpoints.')
+  flags.DEFINE_float('attack_bound', .2, 'L-inf size on images in [-1, 1].')
+  flags.DEFINE_integer('attack_steps', 10, 'Steps of the attacks at test time.')
+  flags.DEFINE_integer('test_images', 1_000, 'Test images that are attacked.')
+  flags.DEFINE_integer('votes', 200, 'Votes an image of the smoothed network.')
+  flags.DEFINE_string('coordinator_address', None, 'host:port of process 0.')
+  flags.DEFINE_integer('num_processes', None, 'Processes of the run.')
+  flags.DEFINE_integer('process_id', None, 'Which of them this is.')
+
+
+def run_of_flags(values, num_examples):
+  """Returns the Run that flags ask for.
+
+  Args:
+    values: object with the flags as attributes.
+    num_examples: records of the training set.
+
+  Raises:
+    ValueError: a setting out of range, by its name.
+  """
+  settings = json.loads(values.settings)
+  if not isinstance(settings, dict):
+    raise ValueError(f'settings={values.settings!r} must be a JSON object')
+  unknown = set(settings) - {
+      f.name for f in dataclasses.fields(stobatch.Config)}
+  if unknown:
+    raise ValueError(f'settings={values.settings!r} has no field '
+                     f'{sorted(unknown)[0]!r} of the Config')
+  settings = {k: tuple(v) if isinstance(v, list) else v
+              for k, v in settings.items()}
+  for name in ('epsilon', 'label_epsilon', 'batch_size', 'learning_rate'):
+    if getattr(values, name) is not None:
+      settings[name] = getattr(values, name)
+  config = stobatch.published(values.dataset, mode=values.mode,
+                              num_examples=num_examples, **settings)
+  epochs = values.epochs or _DEFAULT_EPOCHS * (.1 if values.quick else 1.)
+  steps = epochs * num_examples / (config.batch_size * values.trainers)
+  return image_training.Run(
+      method=config, dataset=values.dataset, num_steps=max(1, round(steps)),
+      num_trainers=values.trainers, num_shards=values.shards,
+      checkpoint_every=values.checkpoint_every, limit=values.limit,
+      flip=values.flip, shift=values.shift)
+
+
+def root_key(out, seed):
+  """Returns the run's key: of ``--seed``, or of the operating system.
+
+  Without a seed it is kept in OUT/key.resume until :func:`forget_key`, so that
+  a killed run can go on with the same noise.
+  """
+  if seed is not None:
+    return jax.random.key(seed)
+  if jax.process_index():
+    return samplers.secure_key()  # replaced by that of process 0
+  path = os.path.join(out, _KEY_FILE)
+  if os.path.exists(path):
+    words = np.frombuffer(bytes.fromhex(open(path).read()), np.uint32)
+    return jax.random.wrap_key_data(
+        words, impl='threefry4x32' if words.size == 4 else 'threefry2x32')
+  key = samplers.secure_key()
+  os.makedirs(out, exist_ok=True)
+  words = np.asarray(jax.random.key_data(key), np.uint32)
+  records.write_atomic(path, words.tobytes().hex(), mode=0o600)
+  return key
+
+
+def forget_key(out):
+  """Deletes the key of a finished run."""
+  path = os.path.join(out, _KEY_FILE)
+  if os.path.exists(path):
+    os.unlink(path)
+
+
+def _shared(key):
+  """The key of process 0, on every process."""
+  if jax.process_count() == 1:
+    return key
+  words = multihost_utils.broadcast_one_to_all(jax.random.key_data(key))
+  return jax.random.wrap_key_data(jnp.asarray(words),
+                                  impl=jax.random.key_impl(key))
+
+
+def cells(attack_bound, num_steps, num_samples):
+  """Returns the cells that every run is measured on."""
+  Cell = image_evaluation.Cell
+  out = []
+  for deployment in image_evaluation.DEPLOYMENTS:
+    shared = dict(deployment=deployment, num_samples=num_samples)
+    out.append(Cell(**shared))
+    out += [Cell(**shared, attack=attack, attack_bound=attack_bound,
+                 num_steps=num_steps)
+            for attack in image_evaluation.ATTACKS[1:]]
+  return out
+
+
+def measure(file, run, trained, data, values):
+  """Appends the accuracies and certificates that the file lacks."""
+  key = jax.random.key(_EVALUATION_SEED)
+  images = image_data.scale(data.test_images[:values.test_images])
+  labels = data.test_labels[:values.test_images]
+  config, state = run.method, trained.state
+  todo = cells(values.attack_bound, values.attack_steps, values.votes)
+  names = ('kind', *(f.name for f in dataclasses.fields(todo[0])))
+  done = file.done(*names)
+  with records.Progress(len(todo) + 1) as progress:
+    for cell in todo:
+      if ('accuracy', *dataclasses.astuple(cell)) not in done:
+        file.append({'kind': 'accuracy'} | image_evaluation.accuracy(
+            key, config, state, images, labels, cell))
+      progress.update(1, f'{cell.deployment} {cell.attack}')
+    if not any(row['kind'] == 'certified' for row in file.rows):
+      for row in image_evaluation.certified(
+          key, config, trained.calibration, state, images, labels,
+          num_samples=values.votes, attack_bounds=[values.attack_bound]):
+        file.append({'kind': 'certified'} | row)
+    progress.update(1, 'certified')
+
+
+def ledger_rows(run, trained, values):
+  """Returns the rows of the three ledgers of a finished run."""
+  return [{'kind': 'ledger'} | row for row in certificates.ledger(
+      run.method, trained.calibration,
+      np.asarray(trained.state.params['encoder']['kernel']),
+      num_samples=values.votes, attack_bound=values.attack_bound,
+      seeded=values.seed is not None)]
+
+
+def summary(rows):
+  """Returns the text that the binary ends with, every number from the rows."""
+  lines = [guarantees.ledger_text(
+      [row for row in rows if row['kind'] == 'ledger']), 'Accuracy on test '
+      'images (run: one pass with the run\'s own draw; votes: smoothed):']
+  for row in rows:
+    if row['kind'] == 'accuracy':
+      lines.append(f"  {row['deployment']:<6} {row['attack']:<6} at "
+                   f"{row['attack_bound']:<5g} {row['accuracy']:.4f}  "
+                   f"({row['num_images']} images)")
+  for row in rows:
+    if row['kind'] == 'certified':
+      lines.append(
+          f"  certified at {row['norm']} {row['attack_bound']:g} by "
+          f"{row['radius']} ({row['status']}): "
+          f"{row['certified_accuracy']:.4f}")
+  return '\n'.join(lines)
+
+
+def execute(values):
+  """Trains, measures and returns the rows; ``values`` has the flags."""
+  data = image_data.load(values.dataset, values.data_dir, limit=values.limit)
+  run = run_of_flags(values, len(data.train_images))
+  data = image_training.fit(data, run.method)
+  image_training.check(run, data)
+  if jax.process_index():  # process 0 writes; the others train with it
+    image_training.train(_shared(root_key(values.out, values.seed)), run, data,
+                         values.out, backend=values.backend)
+    return []
+  with records.Records(os.path.join(values.out, 'rows.jsonl'), run) as file:
+    if not any(row['kind'] == 'ledger' for row in file.rows):
+      key = _shared(root_key(values.out, values.seed))
+      trained = image_training.train(key, run, data, values.out, file=file,
+                                     backend=values.backend)
+      measure(file, run, trained, data, values)
+      for row in ledger_rows(run, trained, values):
+        file.append(row)
+      forget_key(values.out)
+    rows = file.rows
+  records.to_csv(rows, os.path.join(values.out, 'rows.csv'))
+  return rows
+
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown arguments: {argv[1:]}')
+  values = flags.FLAGS
+  layouts.initialize(values.coordinator_address, values.num_processes,
+                      values.process_id)
+  try:
+    rows = execute(values)
+  except (ValueError, FileNotFoundError, image_training.Diverged) as error:
+    sys.exit(f'train: {error}')
+  print(summary(rows))
+
+
+if __name__ == '__main__':
+  command_line.define_flags('train')
+  define_flags()
+  flags.FLAGS.set_default('verbosity', logging.INFO)
+  jax.config.config_with_absl()
+  app.run(main)

@@ -1,0 +1,210 @@
+"""A run on images: what it feeds, how it stops and goes on, what it says."""
+
+import dataclasses
+import os
+import stat
+import types
+
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from experiments import image_evaluation
+from experiments import image_training
+from experiments import records
+from experiments import train
+from experiments.datasets import images as image_data
+from jaxdp.training import stobatch
+
+_DATA = image_data.load('digits', limit=96)
+
+
+def make_run(mode='sound', num_steps=6, **settings):
+  config = stobatch.published(
+      'digits', mode=mode, num_examples=96, batch_size=12, attack_steps=1,
+      **settings)
+  return image_training.Run(
+      method=config, dataset='digits', num_steps=num_steps, num_trainers=2,
+      checkpoint_every=2, rows_every=2, limit=96)
+
+
+def flag_values(out, **changes):
+  values = dict(
+      method='stobatch', mode='sound', dataset='digits', data_dir=None,
+      epsilon=None, label_epsilon=None, epochs=.5, batch_size=12,
+      learning_rate=None, settings='{"attack_steps": 1}', limit=96, flip=False,
+      shift=0, trainers=2, shards=1, backend='vmap', checkpoint_every=2,
+      attack_bound=.2, attack_steps=1, test_images=6, votes=4, out=out,
+      seed=None, quick=False)
+  return types.SimpleNamespace(**(values | changes))
+
+
+class FeedTest(parameterized.TestCase):
+
+  def test_no_record_is_fed_without_noise(self):
+    run = make_run()
+    key = jax.random.key(0)
+    _, calibration = image_training.start(key, run, _DATA)
+    batch = image_training.Feed(key, run, _DATA, calibration)(0)
+    raw = image_data.scale(_DATA.train_images)
+    for half in (batch.benign, batch.source):
+      gap = np.abs(np.asarray(half.images) - raw[np.asarray(half.ids)])
+      self.assertGreater(np.min(gap), 0.)
+      self.assertGreater(np.mean(gap), .5 * calibration.input_scale)
+
+  def test_a_record_is_released_the_same_way_in_every_step(self):
+    run = make_run()
+    key = jax.random.key(0)
+    _, calibration = image_training.start(key, run, _DATA)
+    feed = image_training.Feed(key, run, _DATA, calibration)
+    seen = {}
+    for step in range(6):
+      batch = feed(step)
+      for half in (batch.benign, batch.source):
+        ids = np.asarray(half.ids).ravel()
+        images = np.asarray(half.images).reshape(len(ids), -1)
+        for i, image in zip(ids, images):
+          np.testing.assert_array_equal(seen.setdefault(i, image), image)
+    self.assertGreater(len(seen), 24)
+
+  def test_flips_come_after_the_noise(self):
+    run = dataclasses.replace(make_run(), flip=True)
+    key = jax.random.key(0)
+    _, calibration = image_training.start(key, run, _DATA)
+    plain = image_training.Feed(key, make_run(), _DATA, calibration)(0)
+    flipped = image_training.Feed(key, run, _DATA, calibration)(0)
+    before = np.asarray(plain.benign.images).reshape(-1, 8, 8)
+    after = np.asarray(flipped.benign.images).reshape(-1, 8, 8)
+    turned = [np.array_equal(a, b[:, ::-1]) for a, b in zip(after, before)]
+    same = [np.array_equal(a, b) for a, b in zip(after, before)]
+    self.assertTrue(all(t != s for t, s in zip(turned, same)))
+    self.assertTrue(any(turned) and any(same))
+
+
+class RunTest(parameterized.TestCase):
+
+  def out(self):
+    return self.create_tempdir().full_path
+
+  def params(self, trained):
+    return jax.tree.leaves(trained.state.params)
+
+  def test_a_stopped_run_goes_on_to_the_same_bits(self):
+    key, run = jax.random.key(1), make_run()
+    whole = image_training.train(key, run, _DATA, None)
+    out = self.out()
+
+    class Stop(Exception):
+      pass
+
+    original = image_training.Feed.__call__
+
+    def stopping(feed, step):
+      if step == 3:
+        raise Stop
+      return original(feed, step)
+
+    image_training.Feed.__call__ = stopping
+    try:
+      with self.assertRaises(Stop):
+        image_training.train(key, run, _DATA, out)
+    finally:
+      image_training.Feed.__call__ = original
+    again = image_training.train(key, run, _DATA, out)
+    self.assertEqual(again.num_steps, 4)  # from the checkpoint of step 2
+    for a, b in zip(self.params(whole), self.params(again)):
+      np.testing.assert_array_equal(a, b)
+
+  def test_another_config_is_refused(self):
+    out = self.out()
+    image_training.train(jax.random.key(1), make_run(num_steps=2), _DATA, out)
+    with self.assertRaisesRegex(ValueError, 'epsilon'):
+      image_training.train(jax.random.key(1),
+                           make_run(num_steps=2, epsilon=3.), _DATA, out)
+
+  def test_a_loss_that_is_no_number_stops_the_run_by_step(self):
+    out = self.out()
+    run = make_run('paper', num_steps=40, learning_rate=1e30, optimizer='sgd',
+                   reconstruction_optimizer='adam')
+    with self.assertRaisesRegex(image_training.Diverged, 'step [0-9]+: '):
+      image_training.train(jax.random.key(1), run, _DATA, out)
+
+  def test_data_of_another_shape_or_number_are_refused(self):
+    with self.assertRaisesRegex(ValueError, 'num_examples=96'):
+      image_training.check(make_run(), image_data.load('digits', limit=90))
+    config = stobatch.published('mnist', mode='sound', num_examples=96,
+                                batch_size=12)
+    run = dataclasses.replace(make_run(), method=config)
+    with self.assertRaisesRegex(ValueError, 'dataset='):
+      image_training.check(run, _DATA)
+
+  @parameterized.parameters(
+      dict(num_steps=0), dict(num_trainers=0), dict(num_shards=5),
+      dict(checkpoint_every=1.5))
+  def test_refuses_by_name(self, **setting):
+    with self.assertRaisesRegex(ValueError, next(iter(setting))):
+      dataclasses.replace(make_run(), **setting)
+
+  def test_more_trainers_than_pairs_of_batches_are_refused(self):
+    run = dataclasses.replace(make_run(), num_trainers=5)
+    with self.assertRaisesRegex(ValueError, 'num_trainers'):
+      image_training.train(jax.random.key(0), run, _DATA, None)
+
+
+class BinaryTest(parameterized.TestCase):
+
+  def test_a_run_ends_with_rows_ledgers_and_no_key(self):
+    out = self.create_tempdir().full_path
+    rows = train.execute(flag_values(out))
+    kinds = {row['kind'] for row in rows}
+    self.assertEqual(kinds, {'step', 'accuracy', 'certified', 'ledger'})
+    ledgers = {row['ledger']: row for row in rows if row['kind'] == 'ledger'}
+    self.assertEqual(set(ledgers), {'claimed', 'standard', 'certified'})
+    self.assertFalse(os.path.exists(os.path.join(out, 'key.resume')))
+    text = train.summary(rows)
+    for word in ('claimed', 'standard', 'certified', 'proved'):
+      self.assertIn(word, text)
+    self.assertNotIn('NOT met', text)  # the key came from the system
+    again = train.execute(flag_values(out))
+    self.assertEqual(rows, again)
+    with self.assertRaisesRegex(ValueError, 'another config'):
+      train.execute(flag_values(out, epsilon=3.))
+
+  def test_the_key_of_an_unfinished_run_is_kept_for_its_owner_alone(self):
+    out = self.create_tempdir().full_path
+    key = train.root_key(out, None)
+    path = os.path.join(out, 'key.resume')
+    self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
+    again = train.root_key(out, None)
+    np.testing.assert_array_equal(jax.random.key_data(key),
+                                  jax.random.key_data(again))
+    self.assertEqual(jax.random.key_data(key).size, 4)
+    train.forget_key(out)
+    self.assertFalse(np.array_equal(
+        jax.random.key_data(key),
+        jax.random.key_data(train.root_key(out, None))))
+
+  @parameterized.parameters(
+      (dict(settings='[1]'), 'settings'),
+      (dict(settings='{"depth": 3}'), 'depth'),
+      (dict(epsilon=-1.), 'epsilon'), (dict(label_epsilon=9.), 'label_epsilon'),
+      (dict(mode='sound', settings='{"norm": "batch"}'), 'batch'),
+      (dict(shards=5), 'num_shards'))
+  def test_bad_flags_are_named(self, changes, name):
+    with self.assertRaisesRegex(ValueError, name):
+      train.run_of_flags(flag_values('unused', **changes), 96)
+
+  def test_rows_of_a_run_name_its_config(self):
+    out = self.create_tempdir().full_path
+    run = make_run()
+    with records.Records(os.path.join(out, 'rows.jsonl'), run) as file:
+      self.assertEqual(file.provenance['config']['method']['mode'], 'sound')
+
+
+class EvaluationTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      dict(deployment='mean'), dict(attack='cw'), dict(labels='none'))
+  def test_refuses_by_name(self, **setting):
+    with self.assertRaisesRegex(ValueError, next(iter(setting))):
+      image_evaluation.Cell(**setting)
