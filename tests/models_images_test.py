@@ -24,13 +24,13 @@ _DIMENSIONS = ('NHWC', 'HWIO', 'NHWC')
 @functools.cache
 def _digits(norm):
   model = images.get('digits', norm=norm)
-  return model, images.init(model, jax.random.key(0))
+  return model, images.init(jax.random.key(0), model)
 
 
 @functools.cache
 def _small_resnet(norm):
   model = images.get(_TINY, norm=norm, image_shape=(16, 16, 3))
-  return model, images.init(model, jax.random.key(1))
+  return model, images.init(jax.random.key(1), model)
 
 
 def _normal(seed, shape):
@@ -150,6 +150,7 @@ class NumbersTest(parameterized.TestCase):
     fun(images.get('mnist'), 2.)
 
 
+@pytest.mark.slow
 class InitTest(parameterized.TestCase):
 
   def test_kernels_are_xavier_uniform_and_of_no_other_width(self):
@@ -171,7 +172,7 @@ class InitTest(parameterized.TestCase):
   def test_biases_start_as_published(self, name, first, rest):
     channels = images.get(name).image_shape[2]
     model = images.get(name, image_shape=(8, 8, channels))
-    variables = images.init(model, jax.random.key(3))
+    variables = images.init(jax.random.key(3), model)
     np.testing.assert_array_equal(variables['encoder']['bias'],
                                   np.float32(first))
     for layer_name, layer in variables['tail'].items():
@@ -180,9 +181,9 @@ class InitTest(parameterized.TestCase):
 
   def test_a_key_fixes_all_and_another_changes_every_kernel(self):
     model, variables = _digits('batch')
-    again = images.init(model, jax.random.key(0))
+    again = images.init(jax.random.key(0), model)
     chex.assert_trees_all_equal(variables, again)
-    other = images.init(model, jax.random.key(4))
+    other = images.init(jax.random.key(4), model)
     for piece in ('encoder', 'tail'):
       for path, leaf in jax.tree_util.tree_leaves_with_path(variables[piece]):
         if path[-1].key == 'kernel':
@@ -307,6 +308,7 @@ class ConvEncoderTest(parameterized.TestCase):
                                h @ theta.T, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 class DenseEncoderTest(parameterized.TestCase):
 
   def test_it_is_the_paper_first_layer(self):
@@ -386,6 +388,7 @@ def _resnet(p, x):
   return _dense(jax.nn.relu(_norm(x)).mean((1, 2)), p['fc'])
 
 
+@pytest.mark.slow
 class TailTest(parameterized.TestCase):
 
   @parameterized.parameters(
@@ -397,7 +400,7 @@ class TailTest(parameterized.TestCase):
   )
   def test_it_is_the_published_network(self, name, settings, reference):
     model = images.get(name, num_classes=6, **settings)
-    variables = images.init(model, jax.random.key(1))
+    variables = images.init(jax.random.key(1), model)
     h = 3. * _hidden(model, 4)
     (hidden, logits), stats = _classify(model, variables, h)
     chex.assert_trees_all_equal(stats, variables['batch_stats'])
@@ -414,6 +417,7 @@ class TailTest(parameterized.TestCase):
     self.assertEqual(float(jnp.abs(hidden).max()), 1.)
 
 
+@pytest.mark.slow
 class NormTest(parameterized.TestCase):
 
   def _alone_and_among_others(self, norm, **settings):
@@ -507,6 +511,7 @@ class NormTest(parameterized.TestCase):
         _classify, model, train=True, axis_name='shard'), variables, h)
 
 
+@pytest.mark.slow
 class DropoutTest(parameterized.TestCase):
 
   def test_masks_go_by_key_and_example_and_not_by_place(self):
@@ -578,6 +583,7 @@ def _loss(params, batch_stats, model, x, noise):
   return loss, stats
 
 
+@pytest.mark.slow
 class GradientTest(parameterized.TestCase):
 
   @parameterized.parameters('batch', 'group')
@@ -607,7 +613,7 @@ class GradientTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_full_size_networks_run_and_train(self, name, norm):
     model = images.get(name, norm=norm)
-    variables = images.init(model, jax.random.key(14))
+    variables = images.init(jax.random.key(14), model)
     x = jax.random.uniform(jax.random.key(15), (2, *model.image_shape),
                            minval=-1.)
 

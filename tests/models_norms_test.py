@@ -125,7 +125,7 @@ class ConvolutionNormsTest(parameterized.TestCase):
                          first_layer=('conv', 'dense'))
   def test_of_a_model(self, name, first_layer):
     model = models.images.get(name, first_layer=first_layer)
-    params = models.images.init(model, jax.random.key(0))['encoder']
+    params = models.images.init(jax.random.key(0), model)['encoder']
     got = models.images.operator_norms(model, params)
     self.assertEqual(got.column, norms.column_norm(params['kernel']))
     self.assertEqual(got.row, norms.row_norm(params['kernel']))

@@ -11,7 +11,7 @@ A classifier comes in two pieces because a mechanism adds noise between them.
 >>> import jax
 >>> from jaxdp import models
 >>> model = models.images.get('digits', norm='group')
->>> variables = models.images.init(model, jax.random.key(0))
+>>> variables = models.images.init(jax.random.key(0), model)
 >>> x = jax.numpy.zeros((2, *model.image_shape))
 >>> h = models.images.encode(model, variables['encoder'], x)
 >>> h.shape

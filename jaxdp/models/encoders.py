@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.models import convolution
 from jaxdp.models import norms
 from jaxdp.models import tails
 
 _FORMS = ('transpose', 'official')
-_NHWC = ('NHWC', 'HWIO', 'NHWC')
 
 
 class ConvEncoder(nn.Module):
@@ -61,8 +61,9 @@ class ConvEncoder(nn.Module):
   def encode(self, x):
     """``[B, H, W, Cin]`` to ``[B, H', W', F]``."""
     check_shape('x', x, self.image_shape)
-    return _convolve(x, self.kernel, self.strides, self.pads) + self.bias[
-        None, None, None]
+    return convolution.convolve(
+        x, self.kernel, (self.strides,) * 2, self.pads) + self.bias[
+            None, None, None]
 
   def decode(self, h, form='transpose'):
     """``[B, H', W', F]`` to ``[B, H, W, Cin]``; see :func:`decode`."""
@@ -161,4 +162,4 @@ def check_shape(name, array, shape):
 
 def _convolve(x, kernel, strides, pads):
   return jax.lax.conv_general_dilated(x, kernel, (strides, strides), pads,
-                                      dimension_numbers=_NHWC)
+                                      dimension_numbers=convolution.NHWC)

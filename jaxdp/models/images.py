@@ -8,7 +8,7 @@ second, the tail, is the rest. Neither adds noise; images are NHWC floats, in
 >>> import jax
 >>> from jaxdp.models import images
 >>> model = images.get('digits', norm='group')
->>> variables = images.init(model, jax.random.key(0))
+>>> variables = images.init(jax.random.key(0), model)
 >>> x = jax.random.uniform(jax.random.key(1), (2, *model.image_shape))
 >>> h = images.encode(model, variables['encoder'], x)
 >>> (hidden, logits), _ = images.classify(
@@ -152,12 +152,12 @@ def _model(encoder, tail, inputs_per_unit, units_per_map, num_maps):
                     num_maps, tail.num_last)
 
 
-def init(model, key):
+def init(key, model):
   """Draws first parameters: Xavier uniform kernels, constant biases.
 
   Args:
-    model: ImageModel.
     key: typed key, already folded with ``samplers.INIT``; consumed.
+    model: ImageModel.
 
   Returns:
     Dict of 'encoder' and 'tail' (parameters) and 'batch_stats' (running
@@ -210,6 +210,27 @@ def decode(model, params, h, *, form='transpose'):
   References: Phan et al. (2020), Section 4 and Appendix P.
   """
   return model.encoder.apply({'params': params}, h, form, method='decode')
+
+
+def pair_with_decoded(model, params, x, h):
+  """Returns ``<x, decode(h)>`` of each example without decoding.
+
+  The adjoint moved to the other side, ``<encode(x) - bias, h>``: cheaper, and
+  its gradient by the kernel is that of a convolution.
+
+  Args:
+    model: ImageModel.
+    params: the encoder's parameters.
+    x: float ``[B, H, W, Cin]``.
+    h: float ``[B, *model.hidden_shape]``.
+
+  Returns:
+    ``[B]``.
+  """
+  linear = params | {name: jnp.zeros_like(value)
+                     for name, value in params.items() if name == 'bias'}
+  product = encode(model, linear, x) * h
+  return jnp.sum(product, tuple(range(1, h.ndim)))
 
 
 def patches(model, params, x):

@@ -20,6 +20,7 @@ Figure 4(e). Phan et al. (2020), Appendix P, for its use.
 
 from flax import linen as nn
 
+from jaxdp.models import convolution
 from jaxdp.models import tails
 
 _WIDTHS = (64, 128, 256, 512)
@@ -58,4 +59,5 @@ def _block(name, x, normalize, num, strides, *, projects):
 def _conv(name, num, size, strides):
   pad = (size - 1) // 2
   return nn.Conv(num, (size, size), strides, padding=((pad, pad), (pad, pad)),
-                 use_bias=False, kernel_init=tails.xavier_uniform, name=name)
+                 use_bias=False, conv_general_dilated=convolution.for_linen,
+                 kernel_init=tails.xavier_uniform, name=name)

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp import threefry
+from jaxdp.models import convolution
 
 NORMS = ('batch', 'group')
 STATISTICS = ('running', 'batch')
@@ -164,6 +165,7 @@ class Tail(nn.Module):
 
   def conv(self, name, num, size, strides=1):
     return nn.Conv(num, (size, size), strides, padding='SAME', name=name,
+                   conv_general_dilated=convolution.for_linen,
                    kernel_init=xavier_uniform,
                    bias_init=nn.initializers.constant(self.bias_start))
 

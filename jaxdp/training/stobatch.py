@@ -186,7 +186,7 @@ def init(key, config):
   """
   model = network(config)
   variables = models.images.init(
-      model, jax.random.fold_in(key, samplers.INIT))
+      jax.random.fold_in(key, samplers.INIT), model)
   params = {'encoder': variables['encoder'], 'tail': variables['tail']}
   calibration = calibrate(config, params['encoder']['kernel'])
   return State(
@@ -217,7 +217,7 @@ def make_train_step(config):
         gradient_of, config.num_microbatches)(
             state.params, batch._replace(trainer=None))
     grads, info, stats = parallel.mean_over_shards((grads, info, stats))
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     grads = _clip(grads, norm, config.clip_norm)
     # Whatever is added once (the label noise) is in every trainer's gradient
     # alike, so the mean adds it once.
@@ -293,6 +293,10 @@ def _reconstruction(params, config, model, state, noisy, images, num):
     return objectives.moment_reconstruction(
         kernel.reshape(-1, kernel.shape[-1]), state.moments.first,
         state.moments.second, ridge=config.moments_ridge)
+  if config.reconstruction == 'published':  # by the adjoint: no decoder
+    return jnp.sum(models.images.pair_with_decoded(
+        model, params['encoder'], .5 - images,
+        jax.lax.stop_gradient(noisy))) / num
   decode = lambda hidden: models.images.decode(
       model, params['encoder'], hidden,
       form='official' if config.reconstruction == 'official' else 'transpose')

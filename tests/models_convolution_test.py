@@ -1,0 +1,65 @@
+"""The convolution against XLA's own, mapped and not."""
+
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.models import convolution
+from jaxdp.models import images
+
+
+def plain(x, kernel, strides, padding):
+  return jax.lax.conv_general_dilated(
+      x, kernel, strides, padding, dimension_numbers=convolution.NHWC)
+
+
+class ConvolutionTest(parameterized.TestCase):
+
+  def arrays(self, num=3):
+    rng = np.random.default_rng(0)
+    return (jnp.float32(rng.normal(size=(num, 4, 6, 6, 2))),
+            jnp.float32(rng.normal(size=(3, 3, 2, 5))))
+
+  @parameterized.parameters(
+      ((2, 2), 'SAME'), ((1, 1), 'VALID'), ((2, 1), ((0, 1), (2, 0))))
+  def test_values_and_gradients_are_those_of_xla(self, strides, padding):
+    x, kernel = self.arrays()
+    loss = lambda fun: lambda x, kernel: jnp.sum(
+        jnp.sin(fun(x, kernel, strides, padding)))
+    both = lambda fun: jax.jit(jax.grad(loss(fun), (0, 1)))(x[0], kernel)
+    for ours, theirs in zip(both(convolution.convolve), both(plain)):
+      np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+  def test_mapped_gradients_are_those_of_each_part(self):
+    x, kernel = self.arrays()
+    loss = lambda kernel, x: jnp.sum(jnp.sin(convolution.convolve(
+        x, kernel, (2, 2), 'SAME')))
+    mapped = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(kernel, x)
+    twice = jax.jit(jax.vmap(jax.vmap(jax.grad(loss), (None, 0)),
+                             (None, 0)))(kernel, x[None])
+    for i in range(3):
+      alone = jax.grad(loss)(kernel, x[i])
+      np.testing.assert_allclose(mapped[i], alone, atol=2e-5)
+      np.testing.assert_allclose(twice[0, i], alone, atol=2e-5)
+
+  def test_a_mapped_gradient_holds_no_grouped_convolution(self):
+    x, kernel = self.arrays()
+    loss = lambda kernel, x: jnp.sum(jnp.sin(convolution.convolve(
+        x, kernel, (2, 2), 'SAME')))
+    text = str(jax.make_jaxpr(jax.vmap(jax.grad(loss), (None, 0)))(kernel, x))
+    self.assertIn('batch_group_count=1', text)
+    self.assertNotIn('batch_group_count=3', text)
+    self.assertNotIn('feature_group_count=3', text)
+
+  def test_pairing_is_the_adjoint(self):
+    for first_layer in ('conv', 'dense'):
+      model = images.get('digits', norm='group', first_layer=first_layer)
+      params = images.init(jax.random.key(0), model)['encoder']
+      rng = np.random.default_rng(1)
+      x = jnp.float32(rng.normal(size=(4, *model.image_shape)))
+      h = jnp.float32(rng.normal(size=(4, *model.hidden_shape)))
+      want = jnp.sum(x * images.decode(model, params, h), (1, 2, 3))
+      np.testing.assert_allclose(
+          images.pair_with_decoded(model, params, x, h), want, rtol=1e-4,
+          atol=1e-4)
