@@ -6,7 +6,8 @@ A word mechanism whose law can be written out is audited *exactly* on a small
 table: the epsilon it has there is a number. One without a law is run many times
 on a few pairs of words (the closest, the farthest, a random one), which gives a
 *lower bound* at the stated significance, shared among the pairs. Mechanisms on
-numbers are audited from their integer masses, or by trials.
+numbers are audited from their integer masses, or by trials; so are the
+releases of the training modes (`experiments.audit_training`).
 
 *not violated* means on this table, with so many runs, and is no proof; a proof
 is what the status *proved* names, and a violation of one is a defect of this
@@ -23,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import audit_training
 from experiments import command_line
 from experiments import habernal22_adept
 from experiments import report
@@ -43,7 +45,7 @@ class Case(NamedTuple):
   settings: dict
   table: str
   epsilon: float | None  # None: just above the bound of Gumbel noise
-  how: str  # 'law', 'runs', 'masses' or 'trials'
+  how: str  # 'law', 'runs', 'masses', 'trials' or 'training'
 
 
 _WORDS = [
@@ -81,7 +83,7 @@ FIGURES = (report.Figure(
     title='Every mechanism: claimed and measured epsilon', image='library.png',
     mechanisms=tuple(dict.fromkeys(
         case.mechanism for case in [*_WORDS, *_NUMBERS]))
-    + habernal22_adept.FORMS,
+    + habernal22_adept.FORMS + audit_training.MODES,
     paper='Habernal (2022): "It is impossible to empirically verify that a '
           'given DP-mechanism implementation is actually DP (Ding et al. '
           '2018). However, it is possible to detect a DP-violating mechanism '
@@ -112,7 +114,9 @@ def grid(config):
   del config
   adept = [Case(form, {'n': 16}, '16 dimensions', 1., 'trials')
            for form in habernal22_adept.FORMS]
-  return [*_WORDS, *_NUMBERS, *adept]
+  training = [Case(mode, {}, audit_training.TABLE, 1., 'training')
+              for mode in audit_training.MODES]
+  return [*_WORDS, *_NUMBERS, *adept, *training]
 
 
 def run(config, done=frozenset()):
@@ -269,6 +273,17 @@ def _grid_laplace(key, x, params):
   return numeric.grid_laplace(key, jnp.asarray(x), params)
 
 
+def _training(config, case):
+  """A lower bound by trials of what a training mode releases."""
+  promise, measured, ceiling, num_trials, witness = audit_training.row(
+      case.mechanism, case.epsilon, seed=config.seed,
+      num_trials=config.num_trials // 10, significance=config.significance)
+  return {'epsilon': case.epsilon, **_verdict(
+      promise, measured, 'lower bound', ceiling=ceiling,
+      num_trials=num_trials, significance=config.significance,
+      witness=witness)}
+
+
 def _verdict(promise, measured, kind, *, slack=0., **fields):
   """Claim, measurement and verdict of one row."""
   claim = report.guarantee_fields(promise)
@@ -280,7 +295,7 @@ def _verdict(promise, measured, kind, *, slack=0., **fields):
 
 
 _AUDITS: dict[str, Any] = {'law': _law, 'runs': _runs, 'masses': _masses,
-                           'trials': _trials}
+                           'trials': _trials, 'training': _training}
 
 
 def findings(rows):
