@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import scipy.optimize
 import scipy.stats
 
@@ -281,6 +282,7 @@ class ClosedFormTest(parameterized.TestCase):
     self.assertAlmostEqual(np.minimum(step, .25).sum(), 1., delta=1e-6)
 
 
+@pytest.mark.slow
 class MembershipTest(parameterized.TestCase):
 
   @parameterized.parameters(
@@ -335,6 +337,7 @@ class MembershipTest(parameterized.TestCase):
     self.assertFalse(np.isnan(got[[0, 1, 3, 4, 5]]).any())
 
 
+@pytest.mark.slow
 class StepsTest(parameterized.TestCase):
 
   def test_momentum_by_hand_for_three_steps(self):
@@ -398,6 +401,7 @@ class StepsTest(parameterized.TestCase):
     self.assertLen(np.unique(words, axis=0), 400)
 
 
+@pytest.mark.slow
 class NoiseTest(parameterized.TestCase):
 
   @classmethod
@@ -449,6 +453,7 @@ class NoiseTest(parameterized.TestCase):
     self.assertLess(float((jnp.abs(got) > .49).mean()), .05)
 
 
+@pytest.mark.slow
 class RestartsTest(parameterized.TestCase):
 
   @classmethod
@@ -500,6 +505,7 @@ class RestartsTest(parameterized.TestCase):
     self.assertGreater(float(got[0, 0]), .3)
 
 
+@pytest.mark.slow
 class EnsembleTest(parameterized.TestCase):
 
   def test_parts_match_the_single_attacks(self):
@@ -543,6 +549,7 @@ class EnsembleTest(parameterized.TestCase):
                                whole[order], atol=1e-6)
 
 
+@pytest.mark.slow
 class LabelsTest(parameterized.TestCase):
 
   @classmethod
@@ -606,6 +613,7 @@ class LabelsTest(parameterized.TestCase):
                      [False, True, True])
 
 
+@pytest.mark.slow
 class TransformTest(parameterized.TestCase):
 
   def test_a_new_bound_a_key_and_new_points_do_not_compile_again(self):

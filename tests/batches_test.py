@@ -7,6 +7,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy import stats
 
 from experiments.datasets import augment
@@ -233,6 +234,7 @@ class PrefetchTest(parameterized.TestCase):
       batches.prefetch([], 0)
 
 
+@pytest.mark.slow
 class AugmentTest(parameterized.TestCase):
   """One set of 600 images of 5 x 5 x 3 whose pixels are all different."""
 

@@ -9,6 +9,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import scipy.special
 import scipy.stats
 
@@ -336,6 +337,7 @@ class BoundsTest(parameterized.TestCase):
       certification.probability_bounds(scores, significance=.05)
 
 
+@pytest.mark.slow
 class CertifyTest(parameterized.TestCase):
 
   def _certify(self, predict_fn, x=_POINTS, **settings):

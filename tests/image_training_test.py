@@ -8,6 +8,7 @@ import types
 from absl.testing import parameterized
 import jax
 import numpy as np
+import pytest
 
 from experiments import image_evaluation
 from experiments import image_training
@@ -81,6 +82,7 @@ class FeedTest(parameterized.TestCase):
     self.assertTrue(any(turned) and any(same))
 
 
+@pytest.mark.slow
 class RunTest(parameterized.TestCase):
 
   def out(self):
@@ -153,6 +155,7 @@ class RunTest(parameterized.TestCase):
 
 class BinaryTest(parameterized.TestCase):
 
+  @pytest.mark.slow
   def test_a_run_ends_with_rows_ledgers_and_no_key(self):
     out = self.create_tempdir().full_path
     rows = train.execute(flag_values(out))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import optax
 from absl import logging as absl_logging
 from absl.testing import parameterized
@@ -115,6 +116,7 @@ class _CheckpointsTestCase(parameterized.TestCase):
     return store
 
 
+@pytest.mark.slow
 class KilledTest(_CheckpointsTestCase):
 
   def _kill_at(self, step):

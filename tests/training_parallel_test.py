@@ -13,6 +13,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 from jaxdp import samplers
@@ -163,6 +164,7 @@ def _wrong(num_trainers, check_vma):
       out_specs=_SPEC(), check_vma=check_vma))(_start().params, batch)
 
 
+@pytest.mark.slow
 class LayoutsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
@@ -241,6 +243,7 @@ class LayoutsTest(parameterized.TestCase):
         jax.random.key_data(jax.random.fold_in(jax.random.key(5), 1)))
 
 
+@pytest.mark.slow
 class BuffersTest(parameterized.TestCase):
 
   def _state(self):
@@ -424,6 +427,7 @@ class AccumulateTest(parameterized.TestCase):
       parallel.accumulate(self._grad, 0)
 
 
+@pytest.mark.slow
 class ProcessesTest(parameterized.TestCase):
 
   def test_two_processes_of_two_devices_end_where_one_device_does(self):

@@ -71,6 +71,7 @@ def distance(first, second):
       jax.tree.leaves(first), jax.tree.leaves(second)))
 
 
+@pytest.mark.slow
 class StepTest(parameterized.TestCase):
 
   @parameterized.parameters('paper', 'sound')
@@ -113,7 +114,6 @@ class StepTest(parameterized.TestCase):
     np.testing.assert_array_equal(state.noise.inputs, 0.)
     self.assertGreater(float(state.noise.input_scale), 0.)
 
-  @pytest.mark.slow
   @parameterized.parameters(
       dict(official_clean_adversarial=True),
       dict(official_softmax_taylor=True), dict(official_initial_norm=True),
@@ -155,6 +155,7 @@ class StepTest(parameterized.TestCase):
     self.assertTrue(np.isfinite(float(info.loss)))
 
 
+@pytest.mark.slow
 class LayoutTest(parameterized.TestCase):
   """The same run on one device, eight devices, and shards."""
 
@@ -194,6 +195,7 @@ class LayoutTest(parameterized.TestCase):
     self.assertLessEqual(norm, 1e-3 * 1.01)
 
 
+@pytest.mark.slow
 class PredictTest(parameterized.TestCase):
 
   def outputs(self, config, fresh, key=None):
