@@ -160,6 +160,16 @@ class Feed:
         assignment=parts, trainer=np.broadcast_to(
             trainers[:, None], parts.shape[:2]))
 
+  def batch(self, number):
+    """One fixed batch, released: ``Released`` with leaves ``[b, ...]``."""
+    ids = self._batches[number].astype(np.int32)
+    return self._release(self._key, self._data.train_images[ids],
+                         self._data.train_labels[ids].astype(np.int32), ids)
+
+  @property
+  def num_batches(self):
+    return len(self._batches)
+
   def _shards(self, rows):
     """``[N, b]`` as ``[N, M, b / M]``; shard j takes j, j + M, ...
 
@@ -238,6 +248,8 @@ def train(key, run, data, out, *, file=None, backend='vmap', devices=None):
     for step in range(first, run.num_steps):
       state, info = run_step(key, state, feed(step))
       row = _row(step + 1, info, clock.tick(run))
+      if step + 1 == run.num_steps:
+        state = settled(key, run, state, feed)
       keeper.keep(step + 1, state, row)
       _write(file, row, run)
       progress.update(1, f"loss={row['loss']:.4g} "
@@ -245,6 +257,29 @@ def train(key, run, data, out, *, file=None, backend='vmap', devices=None):
   # On the host: what follows is one process's, whatever trained.
   state = jax.tree.map(np.asarray, state)
   return Trained(state, calibration, clock.seconds, run.num_steps - first)
+
+
+def settled(key, run, state, feed):
+  """Returns the state with the statistics of its final network.
+
+  Means over the fixed batches as released; see ``stobatch.make_statistics``.
+  A model without statistics is returned as it is.
+
+  Args:
+    key: typed key; of dropped units, where there are some.
+    run: Run.
+    state: after the last step.
+    feed: Feed.
+  """
+  if not state.batch_stats:
+    return state
+  statistics = jax.jit(stobatch.make_statistics(run.method))
+  here = jax.tree.map(np.asarray, state._replace(opt_state=None))
+  every = [jax.tree.map(np.asarray, statistics(key, here, feed.batch(number)))
+           for number in range(feed.num_batches)]
+  return state._replace(batch_stats=jax.tree.map(
+      lambda *parts: np.mean(parts, 0, dtype=np.float64).astype(np.float32),
+      *every))
 
 
 class _Clock:

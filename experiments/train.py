@@ -18,6 +18,7 @@ and ``--backend=shard_map``.
 import dataclasses
 import json
 import os
+import pathlib
 import sys
 
 from absl import app
@@ -121,7 +122,8 @@ def root_key(out, seed):
     return samplers.secure_key()  # replaced by that of process 0
   path = os.path.join(out, _KEY_FILE)
   if os.path.exists(path):
-    words = np.frombuffer(bytes.fromhex(open(path).read()), np.uint32)
+    text = pathlib.Path(path).read_text(encoding='ascii')
+    words = np.frombuffer(bytes.fromhex(text), np.uint32)
     return jax.random.wrap_key_data(
         words, impl='threefry4x32' if words.size == 4 else 'threefry2x32')
   key = samplers.secure_key()

@@ -117,6 +117,18 @@ class RunTest(parameterized.TestCase):
     for a, b in zip(self.params(whole), self.params(again)):
       np.testing.assert_array_equal(a, b)
 
+  def test_statistics_are_those_of_the_final_network(self):
+    run = make_run('paper')
+    key = jax.random.key(1)
+    trained = image_training.train(key, run, _DATA, None)
+    feed = image_training.Feed(key, run, _DATA, trained.calibration)
+    statistics = stobatch.make_statistics(run.method)
+    each = [statistics(key, trained.state, feed.batch(i)) for i in range(8)]
+    want = jax.tree.map(lambda *parts: np.mean(parts, 0), *each)
+    for a, b in zip(jax.tree.leaves(trained.state.batch_stats),
+                    jax.tree.leaves(want)):
+      np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
   def test_another_config_is_refused(self):
     out = self.out()
     image_training.train(jax.random.key(1), make_run(num_steps=2), _DATA, out)

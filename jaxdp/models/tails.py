@@ -38,7 +38,7 @@ STATISTICS = ('running', 'batch')
 
 _NORM_EPS = 1e-3
 # MNIST passes its data in 11 steps: .99 would average over 9 passes.
-_MOMENTUM = .9
+MOMENTUM = .9
 _GROUP_SIZE = 16
 
 
@@ -83,7 +83,7 @@ class Normalize(nn.Module):
       return nn.GroupNorm(num_groups=None, group_size=size, **fixed)(x)
     if not (use_running or self.is_initializing()):
       _check_bound(self.axis_name)
-    return nn.BatchNorm(use_running_average=use_running, momentum=_MOMENTUM,
+    return nn.BatchNorm(use_running_average=use_running, momentum=MOMENTUM,
                         axis_name=self.axis_name, **fixed)(x)
 
 

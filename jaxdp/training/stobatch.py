@@ -239,9 +239,11 @@ class _Keys(NamedTuple):
 
 
 def _keys(key, step, trainer):
-  attack = jax.random.fold_in(jax.random.fold_in(key, samplers.ATTACK), step)
-  train = jax.random.fold_in(jax.random.fold_in(key, samplers.TRAIN), step)
-  return _Keys(attack, jax.random.fold_in(train, trainer))
+  # A key of 128 bits becomes one of 64 here: XLA compiles the wide generator
+  # inside a step for minutes, and starts and sizes of attacks need no secret.
+  step_key = samplers.element_keys(key, samplers.TRAIN, step, 1)[0]
+  return _Keys(jax.random.fold_in(step_key, samplers.ATTACK),
+               jax.random.fold_in(step_key, trainer))
 
 
 def _clip(grads, norm, clip_norm):
@@ -388,6 +390,33 @@ def make_predict(config):
     return run(noisy, own) + run(base, hidden)
 
   return predict
+
+
+def make_statistics(config):
+  """Returns ``statistics(key, state, released) -> batch_stats`` of one batch.
+
+  The means and variances that normalisation would use on released records
+  with the parameters of ``state``. Averaged over the fixed batches they are
+  the statistics of the FINAL network. Running ones lag behind parameters that
+  move, and where all images share one draw of noise a lag of a percent is
+  larger than what tells images apart. Post-processing of the release.
+
+  Returns:
+    A function to the tail's statistics; only for norm 'batch'.
+  """
+  model = network(config)
+
+  def statistics(key, state, released):
+    hidden = models.images.encode(
+        model, state.params['encoder'], released.images)
+    empty = jax.tree.map(jnp.zeros_like, state.batch_stats)
+    _, stats = models.images.classify(
+        model, state.params['tail'], empty, hidden + state.noise.hidden[None],
+        train=True, key=key, example_ids=released.ids)
+    # From zero, a running statistic is (1 - momentum) times the batch's.
+    return jax.tree.map(lambda s: s / (1. - models.tails.MOMENTUM), stats)
+
+  return statistics
 
 
 def patches_fn(config, encoder):
