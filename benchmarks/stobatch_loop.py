@@ -133,9 +133,10 @@ def operations(do, run):
 def _draw(config, key, step_index, trainer):
   """Keys and attack size of a trainer's step."""
   fold = jax.random.fold_in
-  own = fold(fold(fold(key, samplers.TRAIN), step_index), trainer)
+  step_key = samplers.element_keys(key, samplers.TRAIN, step_index, 1)[0]
+  own = fold(step_key, trainer)
   bound = config.max_attack_bound * (1. - jax.random.uniform(own))
-  return fold(fold(key, samplers.ATTACK), step_index), own, bound
+  return fold(step_key, samplers.ATTACK), own, bound
 
 
 def _logits(config, state, images):
