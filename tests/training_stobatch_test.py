@@ -119,14 +119,15 @@ class StepTest(parameterized.TestCase):
       dict(official_softmax_taylor=True), dict(official_initial_norm=True),
       dict(reconstruction='official'), dict(reconstruction='clipped'),
       dict(channel_copies=False, adversarial_weight=.5),
-      dict(attacks=('ifgsm',)), dict(attack_steps=1),
+      dict(attack_steps=1),
       dict(max_attack_bound=.1), dict(clip_norm=.1), dict(norm='group'))
   def test_every_setting_changes_the_step(self, **setting):
-    # An encoder rate at which its gradient shows beside the clip.
-    base = make_config('paper')
+    # Both parts move by what float32 shows: no clip, and a small rate for the
+    # encoder, whose gradient under so much noise is a million times larger.
+    base = make_config('paper', clip_norm=None, reconstruction_rate=1e-9)
     _, (after, _) = one_step(base)
     _, (other, _) = one_step(dataclasses.replace(base, **setting))
-    self.assertGreater(distance(after.params, other.params), 1e-9)
+    self.assertGreater(distance(after.params, other.params), 1e-6)
 
   def test_microbatches_give_the_whole_batch(self):
     config = make_config('sound')
