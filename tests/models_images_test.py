@@ -59,7 +59,7 @@ def _shapes(name, **settings):
   """The model and the shapes of its variables; nothing is computed."""
   model = images.get(name, **settings)
   return model, jax.eval_shape(
-      functools.partial(images.init, model), jax.random.key(0))
+      lambda key: images.init(key, model), jax.random.key(0))
 
 
 class NumbersTest(parameterized.TestCase):
