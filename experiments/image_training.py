@@ -51,6 +51,8 @@ class Run:
     flip: flips RELEASED images at random, each epoch anew: after the noise,
       so no record is counted twice.
     shift: pixels by which released images move at most, the same.
+    seed: that the run's key comes from; None: the operating system. Going on
+      under another key would release the records a second time.
   """
   method: stobatch.Config
   dataset: str
@@ -62,6 +64,7 @@ class Run:
   limit: int | None = None
   flip: bool = False
   shift: int = 0
+  seed: int | None = None
 
   def __post_init__(self):
     for name in ('num_steps', 'num_trainers', 'num_shards', 'rows_every',
@@ -129,7 +132,7 @@ def check(run, data):
 class Feed:
   """Batches of a run, released on their way to the device.
 
-  >>> # feed(step) -> stobatch.Batch with leaves [N, M, b / M, ...]
+  ``feed(step)`` is a stobatch.Batch with leaves ``[N, M, b / M, ...]``.
   """
 
   def __init__(self, key, run, data, calibration, trainers=None):
@@ -140,11 +143,6 @@ class Feed:
         key, run.method.num_examples, run.method.batch_size, remainder='drop')
     self._release = jax.jit(functools.partial(
         _release, calibration=calibration))
-
-  @property
-  def num_dropped(self):
-    """Records that the fixed batches leave over."""
-    return self._run.method.num_examples - self._batches.size
 
   def __call__(self, step):
     """The batches of one step."""
@@ -222,7 +220,7 @@ def train(key, run, data, out, *, file=None, backend='vmap', devices=None):
   Args:
     key: typed key of the run; never stored by this function.
     run: Run.
-    data: of :func:`load`.
+    data: datasets.images.Images, as :func:`check` accepts them.
     out: directory; checkpoints go to OUT/checkpoints. None keeps none.
     file: records.Records that gets rows of ``kind`` 'step', or None.
     backend: see ``parallel.map_trainers``.

@@ -107,7 +107,7 @@ def run_of_flags(values, num_examples):
       method=config, dataset=values.dataset, num_steps=max(1, round(steps)),
       num_trainers=values.trainers, num_shards=values.shards,
       checkpoint_every=values.checkpoint_every, limit=values.limit,
-      flip=values.flip, shift=values.shift)
+      flip=values.flip, shift=values.shift, seed=values.seed)
 
 
 def root_key(out, seed):
@@ -126,6 +126,10 @@ def root_key(out, seed):
     words = np.frombuffer(bytes.fromhex(text), np.uint32)
     return jax.random.wrap_key_data(
         words, impl='threefry4x32' if words.size == 4 else 'threefry2x32')
+  if os.path.exists(os.path.join(out, 'checkpoints')):
+    raise ValueError(f'{path} is gone and out={out!r} holds a run that is not '
+                     'finished; another key would release the records a second '
+                     'time: choose another --out')
   key = samplers.secure_key()
   os.makedirs(out, exist_ok=True)
   words = np.asarray(jax.random.key_data(key), np.uint32)

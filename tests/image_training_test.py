@@ -199,6 +199,18 @@ class BinaryTest(parameterized.TestCase):
         jax.random.key_data(key),
         jax.random.key_data(train.root_key(out, None))))
 
+  def test_a_run_does_not_go_on_under_another_key(self):
+    out = self.create_tempdir().full_path
+    os.makedirs(os.path.join(out, 'checkpoints'))
+    with self.assertRaisesRegex(ValueError, 'second time'):
+      train.root_key(out, None)
+    first, second = (train.run_of_flags(flag_values(out, seed=seed), 96)
+                     for seed in (1, 2))
+    with records.Records(os.path.join(out, 'rows.jsonl'), first):
+      pass
+    with self.assertRaisesRegex(ValueError, 'seed'):
+      records.Records(os.path.join(out, 'rows.jsonl'), second)
+
   @parameterized.parameters(
       (dict(settings='[1]'), 'settings'),
       (dict(settings='{"depth": 3}'), 'depth'),

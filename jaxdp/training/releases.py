@@ -154,8 +154,10 @@ def release(key, calibration, images, labels, ids):
     noisy = images + _shared_input_noise(key, calibration)[None]
     targets = jax.nn.one_hot(labels, calibration.num_classes)
     return Released(noisy, targets, ids)
+  # A NaN would pass the clip and leave as it is: who has one would show.
+  images = jnp.clip(jnp.nan_to_num(images), -1., 1.)
   return Released(
-      _independent_noise(key, calibration, jnp.clip(images, -1., 1.), ids),
+      _independent_noise(key, calibration, images, ids),
       _randomized_targets(key, calibration, labels, ids), ids)
 
 

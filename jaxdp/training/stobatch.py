@@ -1,11 +1,11 @@
 r"""StoBatch: private adversarial training with certified robustness. Device.
 
-Host: `Config`, `calibrate`, `network`, `ledger`. Device, pure, jittable:
+Host: `Config`, `calibrate`, `network`. Device, pure, jittable:
 `init`, `make_train_step`, `make_predict`. A run in five lines, one trainer::
 
-  config = Config(mode='sound', model='digits', num_examples=1437, ...)
+  config = Config(mode='sound', model='digits', num_examples=1_440, ...)
   state = init(key, config)
-  scales = calibrate(config, state.params['encoder'])
+  scales = calibrate(config, state.params['encoder']['kernel'])
   batch = Batch(benign=release(key, scales, ...), source=release(...), trainer)
   run = parallel.map_trainers(make_train_step(config), num_trainers=1)
   state, info = run(key, state, batch)
