@@ -161,7 +161,8 @@ def run_of(config, mode, epsilon, num_examples):
       **dict(config.settings))
   return image_training.Run(
       method=method, dataset=config.dataset, num_steps=config.training_steps,
-      checkpoint_every=config.checkpoint_every, limit=config.limit)
+      checkpoint_every=config.checkpoint_every, limit=config.limit,
+      seed=config.seed)
 
 
 def train(config, mode, epsilon, data, runs_dir=None):
@@ -182,8 +183,7 @@ def train(config, mode, epsilon, data, runs_dir=None):
     return run, image_training.train(key, run, data, None)
   out = os.path.join(runs_dir, f'{mode}-{epsilon:g}')
   fields = dataclasses.asdict(run)
-  # The seed too, for the checkpoints do not know it.
-  settings = {'seed': config.seed} | fields.pop('method') | fields
+  settings = fields.pop('method') | fields
   with records.Records(os.path.join(out, 'rows.jsonl'), settings) as file:
     return run, image_training.train(key, run, data, out, file=file)
 
