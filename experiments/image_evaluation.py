@@ -135,8 +135,11 @@ def _tally(key, config, state, images, num_samples):
   """Votes of the smoothed network; new parameters do not compile again."""
   vote_fn = jax.tree_util.Partial(_voter(config),
                                   state._replace(opt_state=None))
+  settings = {}
+  if config.official_batch_statistics:  # a batch of one image has no variance
+    settings = dict(per_image_keys=False, chunk_size=len(images))
   return certification.tally(key, vote_fn, np.asarray(images),
-                             num_samples=num_samples)
+                             num_samples=num_samples, **settings)
 
 
 @functools.cache

@@ -8,8 +8,9 @@ killed run stopped; one that fails is reported, leaves the others alone and
 makes the exit status 1.
 
 ``--quick`` takes six to nine minutes on two cores; ``--all`` adds the
-experiments beyond the core set. Without ``--quick`` the samples are
-those of the paper and the job takes hours on a CPU; run it on an accelerator.
+experiments beyond the core set, among them those that train networks. Without
+``--quick`` the samples are those of the paper and the job takes hours on a CPU;
+run it on an accelerator.
 ``--only=xu20_fig1,xu20_theorem1`` runs some; the report shows all that have
 rows.
 """
@@ -28,6 +29,10 @@ from experiments import command_line
 from experiments import habernal22_adept
 from experiments import habernal22_fig1
 from experiments import peers_audit
+from experiments import phan20_fig2
+from experiments import phan20_fig5
+from experiments import phan20_fig7
+from experiments import phan20_fig8
 from experiments import privatize_reviews
 from experiments import records
 from experiments import report
@@ -51,8 +56,13 @@ EXPERIMENTS = {
                       'Every mechanism of the library, audited'),
     'xu20_fig1': (xu20_fig1, 'xu20_fig1', 'Xu et al. (2020), Figure 1'),
     'xu20_fig2': (xu20_fig2, 'xu20_fig1', 'Xu et al. (2020), Figure 2'),
+    'phan20_fig2': (phan20_fig2, 'phan20_fig2', 'Phan et al. (2020), Figure 2'),
+    'phan20_fig5': (phan20_fig5, 'phan20_fig5', 'Phan et al. (2020), Figure 5'),
+    'phan20_fig7': (phan20_fig7, 'phan20_fig7', 'Phan et al. (2020), Figure 7'),
+    'phan20_fig8': (phan20_fig8, 'phan20_fig8', 'Phan et al. (2020), Figure 8'),
 }
-_BEYOND_CORE = ('habernal22_adept',)  # of --all only
+_TRAINED = ('phan20_fig2', 'phan20_fig5', 'phan20_fig7', 'phan20_fig8')
+_BEYOND_CORE = ('habernal22_adept', *_TRAINED)  # of --all only
 
 
 def sections(experiments=None):
@@ -79,8 +89,10 @@ def reproduce(out, configs, *, experiments=None):
   with records.Records(os.path.join(out, 'rows.jsonl'), {}) as file:
     for name in [name for name in experiments if name in configs]:
       module, directory, _ = experiments[name]
+      places = ({'runs_dir': os.path.join(out, 'phan20_runs')}
+                if name in _TRAINED else {})  # each network is trained once
       error, seconds = _timed(module, configs[name],
-                              os.path.join(out, directory))
+                              os.path.join(out, directory), **places)
       if error is not None:
         errors[name] = error
       file.append({'experiment': name, 'seconds': seconds,
@@ -93,11 +105,11 @@ def reproduce(out, configs, *, experiments=None):
   return errors
 
 
-def _timed(module, config, out):
+def _timed(module, config, out, **places):
   """(error or None, seconds) of one experiment."""
   started = time.monotonic()
   try:
-    module.execute(config, out)
+    module.execute(config, out, **places)
   except Exception as e:  # pylint: disable=broad-except
     logging.exception('%s failed', module.__name__)
     return e, time.monotonic() - started

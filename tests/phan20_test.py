@@ -26,6 +26,7 @@ from experiments import phan20_fig7
 from experiments import phan20_fig8
 from experiments import phan20_runs
 from experiments import records
+from experiments import reproduce
 from experiments.datasets import images
 from jaxdp import guarantees
 from jaxdp.training import parallel
@@ -357,6 +358,26 @@ class RunsTest(parameterized.TestCase):
     config = dataclasses.replace(
         _FIGURES[phan20_fig7], paper_epsilons=(), **changes)
     return phan20_fig7.execute(config, out)
+
+  def test_the_main_job_trains_each_run_once_and_reports_it(self):
+    result(phan20_fig2)
+    out = self.create_tempdir().full_path
+    names = ('phan20_fig2', 'phan20_fig7')
+    self.assertLessEqual(set(names), set(reproduce._TRAINED))
+    keep = image_training._Keeper.keep
+    with absltest.mock.patch.object(
+        image_training._Keeper, 'keep', autospec=True,
+        side_effect=keep) as kept:
+      self.assertEqual({}, reproduce.reproduce(out, {
+          name: _FIGURES[reproduce.EXPERIMENTS[name][0]] for name in names}))
+    # Two runs, each kept after 2 and after 3 steps.
+    self.assertEqual([call.args[1] for call in kept.call_args_list],
+                     [2, 3, 2, 3])
+    self.assertLen(os.listdir(os.path.join(out, 'phan20_runs')), 2)
+    with open(os.path.join(out, 'report.html'), encoding='utf-8') as page:
+      text = page.read()
+    for word in (*names, *phan20_runs.MECHANISMS, 'claimed', 'proved'):
+      self.assertIn(word, text)
 
   def test_a_run_killed_in_training_goes_on_from_its_checkpoint(self):
     result(phan20_fig7)

@@ -6,9 +6,9 @@ Host: `Config`, `calibrate`, `network`. Device, pure, jittable:
   config = Config(mode='sound', model='digits', num_examples=1_440, ...)
   state = init(key, config)
   scales = calibrate(config, state.params['encoder']['kernel'])
-  batch = Batch(benign=release(key, scales, ...), source=release(...), trainer)
+  batch = Batch(release(key, scales, ...), release(...), assignment, trainer)
   run = parallel.map_trainers(make_train_step(config), num_trainers=1)
-  state, info = run(key, state, batch)
+  state, info = run(key, state, batch)  # leaves of a batch are [N, M, b / M, ...]
 
 Two modes, side by side in every table. ``paper`` is the published algorithm:
 one shared draw on all inputs, exact labels, batch normalisation; its privacy
@@ -87,7 +87,8 @@ class Info(NamedTuple):
 
   Attributes:
     loss: what was minimised.
-    reconstruction: a pixel's part of it, benign and adversarial.
+    reconstruction: an example's part of it, summed over pixels, benign and
+      adversarial; with moments a patch's.
     classification: an example's part of it, benign and adversarial.
     accuracy: of the benign half against the released targets.
     adversarial_accuracy: of the adversarial half, the same.
@@ -233,17 +234,21 @@ def make_train_step(config):
 
 
 class _Keys(NamedTuple):
-  """Keys of one step: its starts by example, its sizes by trainer."""
+  """Keys of one step: its starts by example, the others by trainer."""
   attack: jax.Array
-  trainer: jax.Array
+  size: jax.Array
+  dropout: jax.Array
 
 
 def _keys(key, step, trainer):
   # A key of 128 bits becomes one of 64 here: XLA compiles the wide generator
   # inside a step for minutes, and starts and sizes of attacks need no secret.
   step_key = samplers.element_keys(key, samplers.TRAIN, step, 1)[0]
-  return _Keys(jax.random.fold_in(step_key, samplers.ATTACK),
-               jax.random.fold_in(step_key, trainer))
+  of_trainer = jax.random.fold_in(
+      jax.random.fold_in(step_key, samplers.TRAIN), trainer)
+  return _Keys(*(jax.random.fold_in(parent, purpose) for parent, purpose in (
+      (step_key, samplers.ATTACK), (of_trainer, samplers.ATTACK),
+      (of_trainer, samplers.TRAIN))))
 
 
 def _clip(grads, norm, clip_norm):
@@ -257,9 +262,10 @@ def _clip(grads, norm, clip_norm):
 def _objective(params, keys, config, model, state, batch):
   """The loss of one part of a batch; aux: Info and the running statistics."""
   bound = config.max_attack_bound * (
-      1. - jax.random.uniform(keys.trainer))  # (0, max], as the paper's
+      1. - jax.random.uniform(keys.size))  # (0, max], as the paper's
   attacked = jax.lax.stop_gradient(adversarial_examples(
-      keys.attack, config, state, batch, attack_bound=bound))
+      keys.attack, config, state, batch, attack_bound=bound,
+      axis_name=layouts.SHARD))
   images = jnp.concatenate([batch.benign.images, attacked])
   targets = jnp.concatenate([batch.benign.targets, batch.source.targets])
   num = batch.benign.images.shape[0]
@@ -273,7 +279,7 @@ def _objective(params, keys, config, model, state, batch):
   # The first layer learns from the reconstruction alone.
   (_, logits), stats = models.images.classify(
       model, params['tail'], state.batch_stats, jax.lax.stop_gradient(noisy),
-      train=True, key=keys.trainer, axis_name=layouts.SHARD,
+      train=True, key=keys.dropout, axis_name=layouts.SHARD,
       example_ids=jnp.concatenate([batch.benign.ids, batch.source.ids]))
   scores = jax.nn.softmax(logits) if config.official_softmax_taylor else logits
   classified = jnp.sum(weights * objectives.taylor_loss(scores, targets))
@@ -306,11 +312,15 @@ def _reconstruction(params, config, model, state, noisy, images, num):
       decode, noisy, images, form=config.reconstruction)) / num
 
 
-def adversarial_examples(key, config, state, batch, *, attack_bound):
+def adversarial_examples(key, config, state, batch, *, attack_bound,
+                         axis_name=None):
   """Crafts adversarial examples from the RELEASED source of a batch.
 
-  The network that is attacked has the run's own draw and running statistics,
-  and the labels are its predictions, so no label and no record enters here
+  The network that is attacked has the run's own draw and, where it normalises
+  by the batch, the statistics of the source batch: running ones lag behind, and
+  an attack on them misses the network that the step trains. They stay as they
+  are during the attack, so the loss of an example depends on it alone. The
+  labels are the network's predictions, so no label and no record enters here
   that was not released; post-processing in 'sound' mode.
 
   Args:
@@ -319,40 +329,46 @@ def adversarial_examples(key, config, state, batch, *, attack_bound):
     state: State.
     batch: Batch; its source and assignment are read.
     attack_bound: L-inf size, may be traced.
+    axis_name: mapped axis over which a trainer's batch is split, or None.
 
   Returns:
     Like ``batch.source.images``, at most ``attack_bound`` away; with
     ``official_clean_adversarial`` away from the records without their noise.
 
-  References: Phan et al. (2020), Equations 7 and 8.
+  References: Phan et al. (2020), Equations 7 and 8; every step is the bound
+    over ``attack_steps``, PGD's too.
   """
   source, model = batch.source, network(config)
   shift = state.noise.inputs[None] if config.official_clean_adversarial else 0.
   start = source.images - shift
   box = (-1., 1.) if config.official_clean_adversarial else (None, None)
+  if state.batch_stats:
+    state = state._replace(batch_stats=_batch_statistics(
+        key, model, state, source, axis_name))
 
   def predict(key, images):
     del key  # nothing fresh: the network of a training step
-    return _forward(config, model, state, images + shift,
-                    state.noise.hidden[None])
+    return _forward(model, state, images + shift,
+                    state.noise.hidden[None], 'running')
 
-  loss_fn = gradient.cross_entropy_loss(
-      predict, labels=jnp.argmax(predict(None, start), -1))
+  labels = ('repredicted' if config.attack_labels == 'repredicted'
+            else jnp.argmax(predict(None, start), -1))
   return gradient.ensemble(
-      key, loss_fn, start, attacks=config.attacks, attack_bound=attack_bound,
-      num_steps=config.attack_steps, low=box[0], high=box[1],
+      key, gradient.cross_entropy_loss(predict, labels=labels), start,
+      attacks=config.attacks, attack_bound=attack_bound,
+      num_steps=config.attack_steps,
+      step_size=attack_bound / config.attack_steps, low=box[0], high=box[1],
       start=gradient.random_starts(key, source.ids, start.shape[1:],
                                    attack_bound=attack_bound),
       assignment=batch.assignment)
 
 
-def _forward(config, model, state, images, hidden_noise):
-  """Logits as the deployed network gives them, ``[B, C]``."""
+def _forward(model, state, images, hidden_noise, statistics):
+  """Logits without dropout, ``[B, C]``."""
   hidden = models.images.encode(model, state.params['encoder'], images)
   (_, logits), _ = models.images.classify(
       model, state.params['tail'], state.batch_stats, hidden + hidden_noise,
-      train=False, statistics='batch' if config.official_batch_statistics
-      else 'running')
+      train=False, statistics=statistics)
   return logits
 
 
@@ -362,7 +378,7 @@ def make_predict(config):
   With ``fresh`` it is one vote of Algorithm 3: the run's own draw plus fresh
   noise of 1 / noise_divisor of its scale, by ``config.inference`` in one pass
   or as the product of two. Without, the run's own draw alone: deterministic,
-  certifies nothing. Attack, audit and certificate all call this function.
+  certifies nothing. Attacks at test time and certificates call this function.
 
   Returns:
     A function to log-probabilities ``[B, C]`` (a product is not normalised)
@@ -371,11 +387,13 @@ def make_predict(config):
   References: Phan et al. (2020), Algorithm 3 and Appendix N.
   """
   model = network(config)
+  statistics = 'batch' if config.official_batch_statistics else 'running'
 
   def predict(key, state, images, fresh=True):
     noise = state.noise
     base, own = images + noise.inputs[None], noise.hidden[None]
-    run = lambda x, h: jax.nn.log_softmax(_forward(config, model, state, x, h))
+    run = lambda x, h: jax.nn.log_softmax(
+        _forward(model, state, x, h, statistics))
     if not fresh:
       return run(base, own)
     noisy = base + samplers.laplace(
@@ -406,17 +424,20 @@ def make_statistics(config):
   """
   model = network(config)
 
-  def statistics(key, state, released):
-    hidden = models.images.encode(
-        model, state.params['encoder'], released.images)
-    empty = jax.tree.map(jnp.zeros_like, state.batch_stats)
-    _, stats = models.images.classify(
-        model, state.params['tail'], empty, hidden + state.noise.hidden[None],
-        train=True, key=key, example_ids=released.ids)
-    # From zero, a running statistic is (1 - momentum) times the batch's.
-    return jax.tree.map(lambda s: s / (1. - models.tails.MOMENTUM), stats)
+  return lambda key, state, released: _batch_statistics(
+      key, model, state, released)
 
-  return statistics
+
+def _batch_statistics(key, model, state, released, axis_name=None):
+  """The tail's statistics on one released batch, all shards together."""
+  hidden = models.images.encode(
+      model, state.params['encoder'], released.images)
+  empty = jax.tree.map(jnp.zeros_like, state.batch_stats)
+  _, stats = models.images.classify(
+      model, state.params['tail'], empty, hidden + state.noise.hidden[None],
+      train=True, key=key, axis_name=axis_name, example_ids=released.ids)
+  # From zero, a running statistic is (1 - momentum) times the batch's.
+  return jax.tree.map(lambda s: s / (1. - models.tails.MOMENTUM), stats)
 
 
 def patches_fn(config, encoder):

@@ -88,6 +88,9 @@ class Config:
       release is private without it.
     attacks: the ensemble A, a part of the batch each.
     attack_steps: steps of each attack.
+    attack_labels: 'repredicted' at each step, as the paper writes (default in
+      'paper'), or 'predicted' once, as the released code does (default in
+      'sound').
     max_attack_bound: the attack size is uniform on (0, max_attack_bound].
     reconstruction: see ``objectives.reconstruction``.
     reconstruction_rate: learning rate of the first layer; 0 freezes it.
@@ -103,7 +106,7 @@ class Config:
     official_clean_adversarial: adversarial examples start from the records
       WITHOUT noise and are used without noise (released code, row 2).
     official_batch_statistics: predictions use the statistics of the batch
-      they are in (rows 16 and 17).
+      they are in (rows 16 and 17), which has to be a whole test set.
     official_softmax_taylor: softmax before the Taylor loss (row 6).
     official_initial_norm: the largest singular value of the initial kernel in
       place of its column norm (row 11).
@@ -125,6 +128,7 @@ class Config:
   hidden_scale: float = 0.
   attacks: tuple[str, ...] = ATTACKS
   attack_steps: int = 10
+  attack_labels: str | None = None
   max_attack_bound: float = 1.
   reconstruction: str = 'published'
   reconstruction_rate: float = 1e-4
@@ -151,7 +155,8 @@ class Config:
 def _check_choices(config):
   for name, values in (
       ('mode', MODES), ('norm', ('batch', 'group', None)),
-      ('inference', (*INFERENCES, None)), ('optimizer', OPTIMIZERS),
+      ('inference', (*INFERENCES, None)),
+      ('attack_labels', ('repredicted', 'predicted', None)), ('optimizer', OPTIMIZERS),
       ('reconstruction_optimizer', (*OPTIMIZERS, None)),
       ('reconstruction', objectives.RECONSTRUCTIONS)):
     if getattr(config, name) not in values:
@@ -170,6 +175,8 @@ def _fill(config):
   for name, value in (('norm', 'batch' if paper else 'group'),
                       ('noise_divisor', 2. if paper else 1.),
                       ('inference', 'product' if paper else 'single'),
+                      ('attack_labels', 'repredicted' if paper
+                       else 'predicted'),
                       ('reconstruction_optimizer', config.optimizer)):
     if getattr(config, name) is None:
       object.__setattr__(config, name, value)
