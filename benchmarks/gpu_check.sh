@@ -11,6 +11,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 V=${V:-400000} D=${D:-300} B=${B:-8192}
 NUM_QUERIES=${NUM_QUERIES:-4096} REPEATS=${REPEATS:-20}
+KINDS=${KINDS:-gaussian clustered ulp scaled}
+HARD=${HARD:-1024}  # queries of each kind of table that rounding finds hard
 OUT=${OUT:-results/gpu_check}
 PYTHON=${PYTHON:-python3}
 mkdir -p "$OUT"
@@ -35,14 +37,22 @@ echo "== platform: $found, V=$V D=$D B=$B"
 
 echo "== correctness: ids of $NUM_QUERIES queries against float64"
 status=0
-"$PYTHON" -m benchmarks.exactness --V="$V" --D="$D" --precision=both \
-  --num_queries="$NUM_QUERIES" --out="$OUT/exactness.jsonl" || status=$?
-cat "$OUT/exactness.jsonl"
+for kind in $KINDS; do
+  rows=$V queries=$NUM_QUERIES
+  if [ "$kind" != gaussian ]; then
+    rows=$((V < 50000 ? V : 50000)) queries=$HARD
+  fi
+  timeout 150 "$PYTHON" -m benchmarks.exactness --kind="$kind" --V="$rows" \
+    --D="$D" --precision=both --num_queries="$queries" \
+    --out="$OUT/exactness_$kind.jsonl" || status=$?
+done
+cat "$OUT"/exactness_*.jsonl
 [ "$status" = 0 ] || {
-  echo "gpu_check: wrong answers, see $OUT/exactness.jsonl" >&2; exit 1; }
+  echo "gpu_check: wrong answers or no time, see $OUT/exactness_*.jsonl" >&2
+  exit 1; }
 
 echo "== speed"
-"$PYTHON" -m benchmarks.neighbors_bench --noone_core --V="$V" --D="$D" \
+timeout 150 "$PYTHON" -m benchmarks.neighbors_bench --noone_core --V="$V" --D="$D" \
   --B="$B" --precision=float32,certified --against=naive \
   --repeats="$REPEATS" --out="$OUT/neighbors.jsonl"
 "$PYTHON" -m benchmarks.summary "$OUT/neighbors.jsonl" | tee "$OUT/summary.md"

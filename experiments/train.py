@@ -6,17 +6,21 @@
 The run prints three ledgers side by side: what is *claimed*, what standard
 differential privacy gives for a whole record, and what is certified of its
 predictions; all are rows of OUT/rows.jsonl, with accuracies under four attacks
-beside them. Without ``--seed`` the key comes from the operating system; while
+beside them; the last row is of kind 'run', and says how many records were not
+trained on. Without ``--seed`` the key comes from the operating system; while
 the run is unfinished it lies in OUT/key.resume (mode 0600), then it is gone. A
 killed run goes on from its last checkpoint.
 
 Data: ``digits`` comes with the code; for the others see ``--data_dir``. Several
 hosts: give each process ``--coordinator_address --num_processes --process_id``
-and ``--backend=shard_map``.
+and ``--backend=shard_map``; all train, then process 0 measures and the others
+wait for it.
 """
 
+import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import sys
@@ -43,6 +47,8 @@ from jaxdp.training import stobatch
 _KEY_FILE = 'key.resume'
 _DEFAULT_EPOCHS = 10.
 _EVALUATION_SEED = 20_200_713  # of attacks and votes; protects nothing
+# What process 0 found in the directory, for the others.
+_UNFINISHED, _FINISHED, _REFUSED = range(3)
 
 
 def define_flags():
@@ -101,7 +107,12 @@ def run_of_flags(values, num_examples):
       settings[name] = getattr(values, name)
   config = stobatch.published(values.dataset, mode=values.mode,
                               num_examples=num_examples, **settings)
-  epochs = values.epochs or _DEFAULT_EPOCHS * (.1 if values.quick else 1.)
+  epochs = values.epochs
+  if epochs is None:
+    epochs = _DEFAULT_EPOCHS * (.1 if values.quick else 1.)
+  if not 0. < epochs < math.inf:
+    raise ValueError(f'epochs={epochs!r} must be a finite number > 0; leave it '
+                     f'out for {_DEFAULT_EPOCHS:g}')
   steps = epochs * num_examples / (config.batch_size * values.trainers)
   return image_training.Run(
       method=config, dataset=values.dataset, num_steps=max(1, round(steps)),
@@ -144,6 +155,16 @@ def forget_key(out):
     os.unlink(path)
 
 
+def _agreed(value=None):
+  """The number that process 0 gives, on every process; else it is waited for.
+
+  Every process calls this as often as the others, or they wait for ever.
+  """
+  if jax.process_count() == 1:
+    return value
+  return int(multihost_utils.broadcast_one_to_all(np.int32(value or 0)))
+
+
 def _shared(key):
   """The key of process 0, on every process."""
   if jax.process_count() == 1:
@@ -180,22 +201,45 @@ def measure(file, run, trained, data, values):
       if ('accuracy', *dataclasses.astuple(cell)) not in done:
         file.append({'kind': 'accuracy'} | image_evaluation.accuracy(
             key, config, state, images, labels, cell))
+      _agreed(_UNFINISHED)  # no wait of the others is longer than a cell
       progress.update(1, f'{cell.deployment} {cell.attack}')
-    if not any(row['kind'] == 'certified' for row in file.rows):
-      for row in image_evaluation.certified(
-          key, config, trained.calibration, state, images, labels,
-          num_samples=values.votes, attack_bounds=[values.attack_bound]):
-        file.append({'kind': 'certified'} | row)
+    names = ('kind', 'radius', 'attack_bound')
+    radii = certificates.radii(config, trained.calibration, _kernel(trained),
+                               attack_bound=values.attack_bound)
+    if not file.done(*names).issuperset(
+        ('certified', radius, values.attack_bound) for radius in radii):
+      _append(file, names, (
+          {'kind': 'certified'} | row for row in image_evaluation.certified(
+              key, config, trained.calibration, state, images, labels,
+              num_samples=values.votes, attack_bounds=[values.attack_bound])))
     progress.update(1, 'certified')
+
+
+def _kernel(trained):
+  """The deployed first layer."""
+  return np.asarray(trained.state.params['encoder']['kernel'])
+
+
+def _append(file, names, rows):
+  """Appends the rows that the file lacks, told apart by the fields `names`."""
+  for row in rows:
+    if tuple(row[name] for name in names) not in file.done(*names):
+      file.append(row)
 
 
 def ledger_rows(run, trained, values):
   """Returns the rows of the three ledgers of a finished run."""
   return [{'kind': 'ledger'} | row for row in certificates.ledger(
-      run.method, trained.calibration,
-      np.asarray(trained.state.params['encoder']['kernel']),
+      run.method, trained.calibration, _kernel(trained),
       num_samples=values.votes, attack_bound=values.attack_bound,
       seeded=values.seed is not None)]
+
+
+def run_row(run):
+  """Returns the row that a finished run ends with."""
+  return {'kind': 'run', 'num_steps': run.num_steps,
+          'num_examples': run.method.num_examples,
+          'batch_size': run.method.batch_size, 'num_dropped': run.num_dropped}
 
 
 def summary(rows):
@@ -214,31 +258,64 @@ def summary(rows):
           f"  certified at {row['norm']} {row['attack_bound']:g} by "
           f"{row['radius']} ({row['status']}): "
           f"{row['certified_accuracy']:.4f}")
+    if row['kind'] == 'run':
+      lines.append(
+          f"{row['num_dropped']} of {row['num_examples']} records, left over "
+          f"by batches of {row['batch_size']}, were not trained on")
   return '\n'.join(lines)
 
 
 def execute(values):
-  """Trains, measures and returns the rows; ``values`` has the flags."""
+  """Trains, measures and returns the rows; ``values`` has the flags.
+
+  Process 0 writes and returns them, the others train with it and return [].
+  """
   data = image_data.load(values.dataset, values.data_dir, limit=values.limit)
   run = run_of_flags(values, len(data.train_images))
   data = image_training.fit(data, run.method)
   image_training.check(run, data)
-  if jax.process_index():  # process 0 writes; the others train with it
-    image_training.train(_shared(root_key(values.out, values.seed)), run, data,
-                         values.out, backend=values.backend)
+  if jax.process_index():
+    _follow(values, run, data)
     return []
-  with records.Records(os.path.join(values.out, 'rows.jsonl'), run) as file:
-    if not any(row['kind'] == 'ledger' for row in file.rows):
-      key = _shared(root_key(values.out, values.seed))
-      trained = image_training.train(key, run, data, values.out, file=file,
-                                     backend=values.backend)
-      measure(file, run, trained, data, values)
-      for row in ledger_rows(run, trained, values):
-        file.append(row)
-      forget_key(values.out)
+  with contextlib.ExitStack() as stack:
+    try:
+      file = stack.enter_context(
+          records.Records(os.path.join(values.out, 'rows.jsonl'), run))
+      finished = ('run',) in file.done('kind')
+      key = None if finished else root_key(values.out, values.seed)
+    except BaseException:
+      _agreed(_REFUSED)
+      raise
+    if _agreed(_FINISHED if finished else _UNFINISHED) == _UNFINISHED:
+      _finish(_shared(key), values, run, data, file)
     rows = file.rows
+  forget_key(values.out)
   records.to_csv(rows, os.path.join(values.out, 'rows.csv'))
   return rows
+
+
+def _follow(values, run, data):
+  """What the processes other than 0 do: they train, and wait for its rows."""
+  state = _agreed()
+  if state == _REFUSED:
+    raise ValueError('process 0 has refused to start; its message says why')
+  if state == _UNFINISHED:
+    image_training.train(_shared(root_key(values.out, values.seed)), run, data,
+                         values.out, backend=values.backend)
+    while _agreed() == _UNFINISHED:
+      pass  # process 0 measures
+
+
+def _finish(key, values, run, data, file):
+  """Trains and appends all rows that the file lacks, that of the run last."""
+  trained = image_training.train(key, run, data, values.out, file=file,
+                                 backend=values.backend)
+  try:
+    measure(file, run, trained, data, values)
+    _append(file, ('kind', 'ledger', 'part'), ledger_rows(run, trained, values))
+    file.append(run_row(run))
+  finally:  # the others wait: one that ends takes all with it minutes later
+    _agreed(_FINISHED)
 
 
 def main(argv):
@@ -251,7 +328,8 @@ def main(argv):
     rows = execute(values)
   except (ValueError, FileNotFoundError, image_training.Diverged) as error:
     sys.exit(f'train: {error}')
-  print(summary(rows))
+  if not jax.process_index():
+    print(summary(rows))
 
 
 if __name__ == '__main__':

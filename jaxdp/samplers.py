@@ -22,6 +22,7 @@ References: Xu et al. (2020), Algorithm 1 and Definition 1; Feyisetan et al.
 (2020), Section 3.
 """
 
+import functools
 import math
 import os
 
@@ -58,6 +59,7 @@ SHUFFLE = 22  # which examples form a batch, which batch a step takes
 MOMENTS = 23  # noise on sums over a data set
 
 _TILE = 1024  # elements drawn at once
+_DRAWN = 2**16  # numbers drawn at once; more vectors go in tiles
 
 PURPOSES = {
     'NUM_CANDIDATES': NUM_CANDIDATES,
@@ -138,8 +140,13 @@ def element_keys(key, purpose, start, num):
   """Returns one key for each of the elements start, start + 1, ...
 
   Both halves of the 64-bit element index are folded in, so two chunks of one
-  file never share a stream and the split into chunks never shows. A key of
-  128 bits is used whole: two half keys are folded and their results combined.
+  file never share a stream and the split into chunks never shows.
+
+  Each key returned has 64 bits, whatever the root has: 2**64 trials go through
+  all the noise one element can have had. Of a 128-bit root two half keys are
+  folded and their results combined by exclusive or: from the keys of a few
+  elements all others follow by 2**128 trials, or by about 2**64 and as much
+  memory, where two lists meet.
 
   Args:
     key: typed key of any JAX implementation; consumed.
@@ -273,11 +280,31 @@ def multivariate_laplace(key, shape, dtype=jnp.float32, *, epsilon):
   _check(epsilon, 'epsilon', lambda x: x > 0, 'positive; it is a rate in '
          '1/distance')
   direction_key, radius_key = jax.random.split(key)
-  direction = jax.random.normal(direction_key, shape, dtype)
-  norm = jnp.linalg.norm(direction, axis=-1, keepdims=True)
   radius = _gamma(radius_key, shape[-1], shape[:-1], dtype)
   radius = radius / jnp.asarray(epsilon, dtype)
+  if math.prod(shape) <= _DRAWN:
+    return _isotropic(direction_key, radius, shape[-1])
+  return _isotropic_tiles(direction_key, radius.ravel(), shape[-1]).reshape(
+      shape)
+
+
+def _isotropic(key, radius, dim):
+  """Vectors of uniform direction and length ``radius``, ``[..., D]``."""
+  direction = jax.random.normal(key, (*radius.shape, dim), radius.dtype)
+  norm = jnp.linalg.norm(direction, axis=-1, keepdims=True)
   return direction * (radius[..., None] / norm)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _isotropic_tiles(key, radius, dim):
+  """`_isotropic` of ``[N]`` in tiles that stay in cache, a key for each."""
+  rows = 2**max(0, (_DRAWN // dim).bit_length() - 1)
+  num = -(-len(radius) // rows)
+  keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(
+      jnp.arange(num, dtype=jnp.uint32))
+  padded = jnp.pad(radius, (0, num * rows - len(radius))).reshape(num, rows)
+  out = jax.lax.map(lambda tile: _isotropic(*tile, dim), (keys, padded))
+  return out.reshape(-1, dim)[:len(radius)]
 
 
 def _gamma(key, concentration, shape, dtype):

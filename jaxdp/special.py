@@ -185,42 +185,76 @@ def _lambertw_jvp(branch, primals, tangents):
 
 def _solve_upper(x, series, near):
   """Branch 0 away from the branch point; `series` starts it where `near`."""
-  safe_x = jnp.where(x > -0.3, x, 1.)
-  log1p = jnp.log1p(safe_x)
+  y, shift = _float32_parts(jnp.where(x > -0.3, x, 1.), 1)
+  log1p = jnp.log1p(y) + shift
   # Winitzki (2003): within 4% wherever it is used.
-  guess = log1p * (1. - jnp.log1p(log1p) / (2. + log1p))
-  w = jnp.where(near, series, guess)
-  for _ in range(2):
-    w = _fritsch_step(w, jnp.log(x / w) - w)
-  return w
+  w = log1p * (1. - jnp.log1p(log1p) / (2. + log1p))
+  w = _fritsch_step(w, jnp.log(y / w) + shift - w)
+  w = jnp.where(near, series, w.astype(x.dtype))
+  return _fritsch_step(w, jnp.log(x / w) - w)
 
 
 def _solve_lower(x, series, near):
   """Branch -1 away from the branch point; `series` starts it where `near`."""
+  y, shift = _float32_parts(-x, -1)
   # Corless et al. (1996), section 4: the logarithmic series at 0-.
-  log_x = jnp.log(-x)
+  log_x = jnp.log(y) + shift
   l1 = jnp.where(near, -2., log_x)
   l2 = jnp.log(-l1)
-  guess = l1 - l2 + l2 / l1 + l2 * (l2 - 2.) / (2. * l1 * l1)
-  w = jnp.where(near, series, guess)
-  for _ in range(2):
-    # Not log(x / w): the quotient is exp(w), subnormal for the smallest x.
-    w = _fritsch_step(w, log_x - jnp.log(-w) - w)
-  return w
+  w = l1 - l2 + l2 * (2. * l1 + l2 - 2.) / (2. * l1 * l1)
+  # Not log(x / w): the quotient is exp(w), subnormal for the smallest x.
+  w = _fritsch_step(w, log_x - jnp.log(-w) - w)
+  w = jnp.where(near, series, w.astype(x.dtype))
+  if x.dtype == jnp.float32:
+    return _fritsch_step(w, log_x - jnp.log(-w) - w)
+  # One float64 logarithm, not two: it costs more than all of the above.
+  y, shift = _scaled(-x, -1)
+  return _fritsch_step(w, jnp.log(y / -w) + shift - w)
+
+
+def _float32_parts(x, sign):
+  """`_scaled` in float32: there the first steps are as good, and cheaper."""
+  if x.dtype == jnp.float32:
+    return x, 0.
+  return tuple(a.astype(jnp.float32) for a in _scaled(x, sign))
+
+
+def _scaled(x, sign):
+  """(y, s), log(x) = log(y) + s, large (sign 1) or small (-1) x brought to 1.
+
+  By comparisons: the bits of a float64 are out of reach on a TPU.
+  """
+  shift = jnp.zeros_like(x)
+  for power in (512, 256, 128, 64):
+    y = x * 2.**(-sign * power)
+    moves = y >= 1. if sign == 1 else y <= 1.
+    x = jnp.where(moves, y, x)
+    shift += jnp.where(moves, sign * power * np.log(2.), 0.)
+  return x, shift
 
 
 def _fritsch_step(w, z):
-  """One quartic step, from the residual z = log(x / w) - w."""
-  q = 2. * (1. + w) * (1. + w + 2. * z / 3.)
-  return w * (1. + z / (1. + w) * (q - z) / (q - 2. * z))
+  """One quartic step, from the residual z = log(x / w) - w; one division."""
+  plus_one = 1. + w
+  q = 2. * plus_one * (plus_one + z * (2. / 3.))
+  return w * (1. + z * (q - z) / (plus_one * (q - 2. * z)))
 
 
 def _branch_series(p):
-  """The series of W in p = +-sqrt(2 (e x + 1)), Corless et al. eq. (4.22)."""
-  total = jnp.zeros_like(p)
-  for coefficient in reversed(
-      _branch_coefficients(_SERIES_TERMS[np.dtype(p.dtype)])):
-    total = total * p + coefficient
+  """The series of W in p = +-sqrt(2 (e x + 1)), Corless et al. eq. (4.22).
+
+  Every second term apart: two short chains of additions, not a long one.
+  """
+  first, *rest = _branch_coefficients(_SERIES_TERMS[np.dtype(p.dtype)])
+  odd, even = (_polynomial(p * p, rest[i::2]) for i in (0, 1))
+  return first + p * (odd + p * even)
+
+
+def _polynomial(x, coefficients):
+  """Horner's rule, the constant first among the coefficients."""
+  total = jnp.zeros_like(x)
+  for coefficient in reversed(coefficients):
+    total = total * x + coefficient
   return total
 
 

@@ -456,7 +456,8 @@ class CardTest(parameterized.TestCase):
     self.assertEqual(unmeasured['text_bound']['file']['epsilon'], math.inf)
 
   @parameterized.parameters(
-      ({'entropy_bits': 128}, 'operating system, 128 bits', False),
+      ({'entropy_bits': 128}, 'operating system, 128 bits; the key of one '
+       'word has at most 64 of them', False),
       ({'is_seeded': True}, 'seed (insecure: reproducible)', True),
       ({}, 'unknown', False))
   def test_entropy_says_when_a_condition_fails(self, facts, entropy, fails):

@@ -1,9 +1,11 @@
 """A run on images: what it feeds, how it stops and goes on, what it says."""
 
 import dataclasses
+import itertools
 import os
 import stat
 import types
+from unittest import mock
 
 from absl.testing import parameterized
 import jax
@@ -14,7 +16,9 @@ from experiments import image_evaluation
 from experiments import image_training
 from experiments import records
 from experiments import train
+from experiments.datasets import batches
 from experiments.datasets import images as image_data
+from jaxdp.training import certificates
 from jaxdp.training import stobatch
 
 _DATA = image_data.load('digits', limit=96)
@@ -38,6 +42,22 @@ def flag_values(out, **changes):
       attack_bound=.2, attack_steps=1, test_images=6, votes=4, out=out,
       seed=None, quick=False)
   return types.SimpleNamespace(**(values | changes))
+
+
+class _Killed(BaseException):
+  """As SIGKILL: nothing in the experiments may catch it."""
+
+
+def _killing(fun, after):
+  """`fun`, until it was called ``after`` times."""
+  calls = itertools.count()
+
+  def killed(*args):
+    if next(calls) >= after:
+      raise _Killed
+    return fun(*args)
+
+  return killed
 
 
 class FeedTest(parameterized.TestCase):
@@ -80,6 +100,37 @@ class FeedTest(parameterized.TestCase):
     same = [np.array_equal(a, b) for a, b in zip(after, before)]
     self.assertTrue(all(t != s for t, s in zip(turned, same)))
     self.assertTrue(any(turned) and any(same))
+
+
+class DroppedTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # records, batch, trainers; three batches are one pair and an odd one
+      (96, 12, 1, 0), (96, 20, 1, 16), (96, 32, 1, 0), (96, 32, 2, 32))
+  def test_records_that_are_never_fed_are_counted(self, num, size, trainers,
+                                                  dropped):
+    config = dataclasses.replace(make_run().method, num_examples=num,
+                                 batch_size=size)
+    run = dataclasses.replace(make_run(), method=config, num_trainers=trainers)
+    self.assertEqual(run.num_dropped, dropped)
+    row = train.run_row(run)
+    self.assertEqual((row['num_dropped'], row['num_examples']), (dropped, num))
+    self.assertIn(f'{dropped} of 96 records', train.summary([row]))
+    if trainers == 1:
+      fixed = batches.fixed_batches(jax.random.key(0), num, size,
+                                    remainder='drop')
+      self.assertEqual(num - fixed.size, dropped)
+
+  @parameterized.parameters(dict(flip=True), dict(shift=1))
+  def test_moved_images_do_not_lose_the_noise_of_their_old_place(self,
+                                                                 **moved):
+    config = stobatch.published(
+        'digits', mode='paper', num_examples=96, batch_size=12,
+        official_clean_adversarial=True)
+    run = dataclasses.replace(make_run(), method=config)
+    with self.assertRaisesRegex(
+        ValueError, f'official_clean_adversarial.*{next(iter(moved))}='):
+      dataclasses.replace(run, **moved)
 
 
 @pytest.mark.slow
@@ -143,6 +194,29 @@ class RunTest(parameterized.TestCase):
     with self.assertRaisesRegex(image_training.Diverged, 'step [0-9]+: '):
       image_training.train(jax.random.key(1), run, _DATA, out)
 
+  def test_the_last_good_checkpoint_outlives_a_loss_that_is_no_number(self):
+    key, run, out = jax.random.key(1), make_run(), self.out()
+    whole = image_training.train(key, run, _DATA, None)
+    feed = image_training.Feed.__call__
+
+    def poisoned(self, step):
+      batch = feed(self, step)
+      images = batch.benign.images * (np.nan if step == 4 else 1.)
+      return batch._replace(benign=batch.benign._replace(images=images))
+
+    with mock.patch.object(image_training.Feed, '__call__', poisoned):
+      with self.assertRaisesRegex(image_training.Diverged, '^step 5: loss is'):
+        image_training.train(key, run, _DATA, out)
+    start, _ = image_training.start(key, run, _DATA)
+    kept = image_training._Keeper(run, out).resume(start)
+    self.assertEqual(int(kept.step), 4)
+    self.assertTrue(all(np.all(np.isfinite(leaf))
+                        for leaf in jax.tree.leaves(kept.params)))
+    again = image_training.train(key, run, _DATA, out)
+    self.assertEqual(again.num_steps, 2)
+    for a, b in zip(self.params(whole), self.params(again)):
+      np.testing.assert_array_equal(a, b)
+
   def test_data_of_another_shape_or_number_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'num_examples=96'):
       image_training.check(make_run(), image_data.load('digits', limit=90))
@@ -172,7 +246,8 @@ class BinaryTest(parameterized.TestCase):
     out = self.create_tempdir().full_path
     rows = train.execute(flag_values(out))
     kinds = {row['kind'] for row in rows}
-    self.assertEqual(kinds, {'step', 'accuracy', 'certified', 'ledger'})
+    self.assertEqual(kinds, {'step', 'accuracy', 'certified', 'ledger', 'run'})
+    self.assertEqual(rows[-1]['num_dropped'], 0)
     ledgers = {row['ledger']: row for row in rows if row['kind'] == 'ledger'}
     self.assertEqual(set(ledgers), {'claimed', 'standard', 'certified'})
     self.assertFalse(os.path.exists(os.path.join(out, 'key.resume')))
@@ -184,6 +259,46 @@ class BinaryTest(parameterized.TestCase):
     self.assertEqual(rows, again)
     with self.assertRaisesRegex(ValueError, 'another config'):
       train.execute(flag_values(out, epsilon=3.))
+
+  def test_a_run_killed_at_any_row_ends_with_all_of_them_and_no_key(self):
+    # The network is not trained, its accuracy made up: what counts is the file.
+    start = image_training.start(
+        jax.random.key(0), train.run_of_flags(flag_values('unused'), 96), _DATA)
+
+    def trained(key, run, data, out, file, backend):
+      del key, data, out, backend
+      image_training._write(file, {'kind': 'step', 'step': 2}, run)
+      return image_training.Trained(*start, 0., 0)
+
+    def accuracy(key, config, state, images, labels, cell):
+      del key, config, state, images, labels
+      return dataclasses.asdict(cell) | {'accuracy': .5, 'num_images': 6}
+
+    def certified(key, config, calibration, state, images, labels, **unused):
+      return [{'radius': name, 'attack_bound': .2, 'norm': 'linf',
+               'status': 'proved', 'certified_accuracy': .5}
+              for name in certificates.radii(config, calibration, None)]
+
+    for owner, name, value in (
+        (image_training, 'train', trained),
+        (image_evaluation, 'accuracy', accuracy),
+        (image_evaluation, 'certified', certified)):
+      self.enter_context(mock.patch.object(owner, name, value))
+    self.enter_context(mock.patch.object(train.image_data, 'load',
+                                         lambda *args, **kwargs: _DATA))
+    whole = train.execute(flag_values(self.create_tempdir().full_path))
+    self.assertLen(whole, 24)
+    for owner, name, count in ((records.Records, 'append', len(whole)),
+                               (train, 'forget_key', 1)):
+      for after in range(count):
+        out = self.create_tempdir().full_path
+        with mock.patch.object(owner, name, _killing(
+            getattr(owner, name), after)), self.assertRaises(_Killed):
+          train.execute(flag_values(out))
+        rows = train.execute(flag_values(out))
+        self.assertCountEqual(map(str, rows), map(str, whole), after)
+        self.assertEqual(rows[-1], whole[-1])
+        self.assertFalse(os.path.exists(os.path.join(out, 'key.resume')))
 
   def test_the_key_of_an_unfinished_run_is_kept_for_its_owner_alone(self):
     out = self.create_tempdir().full_path
@@ -214,12 +329,21 @@ class BinaryTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(settings='[1]'), 'settings'),
       (dict(settings='{"depth": 3}'), 'depth'),
+      (dict(settings='{"copies": 2}'), 'copies'),
       (dict(epsilon=-1.), 'epsilon'), (dict(label_epsilon=9.), 'label_epsilon'),
       (dict(mode='sound', settings='{"norm": "batch"}'), 'batch'),
-      (dict(shards=5), 'num_shards'))
+      (dict(epochs=0.), 'epochs=0.0 must be .* > 0'),
+      (dict(epochs=-1.), 'epochs=-1'), (dict(epochs=float('nan')), 'epochs'),
+      (dict(epochs=float('inf')), 'epochs'), (dict(shards=5), 'num_shards'))
   def test_bad_flags_are_named(self, changes, name):
     with self.assertRaisesRegex(ValueError, name):
       train.run_of_flags(flag_values('unused', **changes), 96)
+
+  def test_epochs_that_are_not_given_are_ten_and_a_tenth_with_quick(self):
+    for quick, steps in ((False, 40), (True, 4)):
+      run = train.run_of_flags(
+          flag_values('unused', epochs=None, quick=quick), 96)
+      self.assertEqual(run.num_steps, steps)
 
   def test_rows_of_a_run_name_its_config(self):
     out = self.create_tempdir().full_path

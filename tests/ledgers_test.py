@@ -260,9 +260,6 @@ class StandardTest(parameterized.TestCase):
     wide = _standard(dimension=3 * 784)
     self.assertEqual(thrice['inputs']['epsilon'], wide['inputs']['epsilon'])
     self.assertLess(thrice['inputs']['epsilon'], 3 * once['inputs']['epsilon'])
-    shared = _standard(copies=3, label_copies=1)
-    self.assertEqual(shared['labels']['epsilon'], 1.)
-    self.assertLess(shared['total']['epsilon'], thrice['total']['epsilon'])
 
   def test_the_total_is_monotone(self):
     grids = dict(dimension=(1, 100, 784), scale=(1., 32.27, 400.),
@@ -291,7 +288,7 @@ class StandardTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(noise_sharing='example'), 'noise_sharing'),
       (dict(labels='noisy'), 'labels'), (dict(dimension=0), 'dimension'),
-      (dict(copies=1.5), 'copies'), (dict(label_copies=0), 'label_copies'),
+      (dict(copies=1.5), 'copies'),
       (dict(scale=0.), 'scale'), (dict(delta=1.), 'delta'),
       (dict(functional_release=.5), 'functional_release'),
       (dict(functional_release=guarantees.Guarantee(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
+from jaxdp import guarantees
 from jaxdp import models
 from jaxdp.models import norms
 
@@ -112,6 +113,28 @@ class ConvolutionNormsTest(parameterized.TestCase):
     # A pixel lies in about (k / 2)^2 patches.
     ratio = got.l1_l1 / norms.column_norm(kernel)
     self.assertBetween(ratio, shape[0]**2 / 4 * .8, (shape[0] + 1)**2 / 4)
+
+  @parameterized.parameters(
+      # kernel, H, H', padding, m, Delta_R; the code's hidden sensitivity; gamma
+      # by the norm of a patch, and by that of the convolution
+      ((5, 5, 1, 32), 28, 14, 'SAME', 2_499, 4_950, 97, 2.4, .32),
+      ((4, 4, 3, 128), 28, 14, 'SAME', 1_851, 9_504, 107, 2.7, .72),
+      ((7, 7, 3, 64), 64, 32, ((3, 3), (3, 3)), 4_500, 150_822, 495, 41., 3.))
+  def test_published_layers_have_the_quoted_sensitivities_and_gammas(
+      self, shape, size, side, padding, batch, sensitivity, hidden, *quoted):
+    spectral, patch, whole = [], [], []
+    for seed in range(8):
+      kernel = _xavier(shape, seed)
+      spectral.append(side**2 * norms.spectral_norm(kernel))
+      patch.append(norms.column_norm(kernel))
+      whole.append(norms.convolution_norms(
+          kernel, (size, size, shape[2]), strides=2, padding=padding).l1_l1)
+    # Draws differ by 5%: the quoted number is of one.
+    self.assertLess(abs(np.mean(spectral) / hidden - 1.), .05)
+    for values, gamma in zip((patch, whole), quoted):
+      got = [guarantees.stobatch_gammas(sensitivity, batch, norm).gamma
+             for norm in values]
+      self.assertLess(abs(np.mean(got) / gamma - 1.), .05)
 
   def test_the_spectral_norm_of_the_mnist_layer_at_its_start(self):
     values = [norms.spectral_norm(_xavier((5, 5, 1, 32), seed))

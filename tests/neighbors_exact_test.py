@@ -1,5 +1,7 @@
 """Tests of jaxdp.neighbors: k nearest, float64 and beyond, ranges, size."""
 
+import fractions
+
 import jax
 import jax.numpy as jnp
 import neighbors_test as cases
@@ -94,28 +96,54 @@ class KNearestTest(parameterized.TestCase):
     np.testing.assert_array_equal(ids, want)
 
 
-class PreciseSqDistancesTest(parameterized.TestCase):
+class ExactScoresTest(parameterized.TestCase):
 
-  @parameterized.parameters(1., 1e18)
-  def test_keeps_every_bit_of_ordinary_differences(self, scale):
-    # With |q| = 1e18 |x| the differences themselves do not fit a float64.
-    queries = (cases.normal(14, 50, 30) * scale).astype(np.float32)
-    rows = cases.normal(15, 50, 30)
+  @parameterized.parameters(0, 60, 126)
+  def test_keeps_every_bit(self, spread):
+    # Powers of two up to `spread` either side, zeros, the largest float32.
+    rng = np.random.default_rng(14)
+    draw = lambda *shape: np.ldexp(
+        rng.normal(size=shape), rng.integers(-spread, spread + 1, shape)
+    ).astype(np.float32)
+    query, rows = draw(30), draw(50, 30)
+    rows[0], rows[1, :3], query[:2] = 0., np.finfo(np.float32).max, 0.
     with jax.enable_x64(True):
-      high, low = jax.jit(exact.precise_sq_distances)(queries, rows)
-    for i in range(50):
-      want, shift = cases.exact_sq_distances(queries[i:i + 1], rows[i:i + 1])
-      (got, rest), digits = _doubles(float(high[i]), float(low[i]))
-      error = abs(((got + rest) << shift) - (int(want[0, 0]) << digits))
-      limit = 0 if scale == 1 else (int(want[0, 0]) << digits) >> 98
-      self.assertLessEqual(error, limit)
+      limbs = np.asarray(jax.jit(exact.exact_scores)(query, rows))
+    self.assertTrue((limbs[:, :-1] >= 0).all() and (limbs < 2**32).all())
+    for got, row in zip(limbs, rows):
+      want = sum(fractions.Fraction(float(x))**2
+                 - 2 * fractions.Fraction(float(x)) * fractions.Fraction(
+                     float(q))
+                 for x, q in zip(row, query))
+      value = sum(int(limb) << 32 * i for i, limb in enumerate(got))
+      self.assertEqual(value, want * 2**298)
 
+  def test_subnormal_entries_count(self):
+    rows = np.float32([[2**-149, 2**-126], [2**-148, 2**-126], [0., 2**-127]])
+    with jax.enable_x64(True):
+      limbs = np.asarray(jax.jit(exact.exact_scores)(
+          np.float32([2**-149, 0.]), rows))
+    self.assertEqual(
+        [sum(int(limb) << 32 * i for i, limb in enumerate(got))
+         for got in limbs], [2**46 - 1, 2**46, 2**44])
 
-def _doubles(*values):
-  """Ints proportional to the doubles, and the log2 of the factor."""
-  ratios = [value.as_integer_ratio() for value in values]
-  digits = max(down.bit_length() - 1 for _, down in ratios)
-  return [(up << digits) // down for up, down in ratios], digits
+  @parameterized.parameters(1, 3, 5)
+  def test_least_is_a_sort_and_takes_no_row_twice(self, k):
+    rng = np.random.default_rng(3)
+    values = [int(v) for v in rng.integers(-3, 3, 12)]
+    ids = np.int32([7, 3, 9, 3, 1, 0, 4, 6, 2, 8, 11, 10])
+    values[3] = values[1]  # the same row twice
+    live = np.arange(12) % 5 != 4
+    limbs = np.zeros((12, exact._LIMBS), np.int64)
+    limbs[:, 0] = [v % 2**32 for v in values]
+    limbs[:, 1:-1] = np.where(np.int64(values)[:, None] < 0, 2**32 - 1, 0)
+    limbs[:, -1] = np.where(np.int64(values) < 0, -1, 0)
+    with jax.enable_x64(True):
+      at = np.asarray(jax.jit(exact.least, static_argnums=3)(
+          limbs, ids, live, k))
+    want = sorted({(v, i) for v, i, own in zip(values, ids.tolist(), live)
+                   if own})[:k]
+    self.assertEqual([(values[i], int(ids[i])) for i in at], want)
 
 
 class ExactTiesTest(parameterized.TestCase):

@@ -78,14 +78,19 @@ def case(name):
   powers = [10**rng.uniform(-18, 18, (n, 1)) for n in (BATCH, NUM)]
   grid = np.zeros((NUM, DIM))
   grid[:, :4] = rng.integers(-2, 3, (NUM, 4))
-  # Two decades either side: the squares fit double-double but not float64.
+  # Two decades either side: the squares do not fit a float64.
   wide = normal(6, 1, DIM) * 10**rng.uniform(-2, 2, (1, DIM))
   shuffled = rng.permuted(np.repeat(wide, NUM, 0), axis=1)
+  # Here they span 250 bits, and the least entry decides.
+  decades = np.repeat(normal(7, 1, DIM) * 10**np.linspace(-18, 18, DIM), NUM, 0)
+  decades[:, 0] = rng.permutation(np.arange(1, NUM + 1) // 2) * 1e-18
   pair = {
       'plain': (queries, table),
       'tiny': (queries * 1e-18, table * 1e-18),
       'huge': (queries * 1e18, table * 1e18),
       'huge_queries': (queries * 1e18, table),
+      'vast_queries': (queries * 2.**118, one_ulp_table()),
+      'decades': (np.zeros_like(queries), decades),
       'tiny_queries': (queries * 1e-18, table),
       'huge_table': (queries, table * 1e18),
       'tiny_table': (queries, table * 1e-18),
@@ -102,9 +107,10 @@ def case(name):
   return tuple(a.astype(np.float32) for a in pair)
 
 
-CASES = ('plain', 'tiny', 'huge', 'huge_queries', 'tiny_queries', 'huge_table',
-         'tiny_table', 'mixed_norms', 'far_from_the_origin', 'one_cluster',
-         'grid', 'one_ulp', 'duplicates', 'permuted_rows', 'all_equal', 'zeros')
+CASES = ('plain', 'tiny', 'huge', 'huge_queries', 'vast_queries', 'decades',
+         'tiny_queries', 'huge_table', 'tiny_table', 'mixed_norms',
+         'far_from_the_origin', 'one_cluster', 'grid', 'one_ulp', 'duplicates',
+         'permuted_rows', 'all_equal', 'zeros')
 
 
 @functools.cache
@@ -178,8 +184,9 @@ class NearestTest(parameterized.TestCase):
     self.assertFalse(
         np.array_equal(scores.argmin(axis=1), answer(name)[0][:, 0]))
 
-  @parameterized.parameters('huge_queries', 'permuted_rows')
-  def test_two_cases_defeat_float64_differences_too(self, name):
+  @parameterized.parameters('huge_queries', 'vast_queries', 'decades',
+                            'permuted_rows')
+  def test_some_cases_defeat_float64_differences_too(self, name):
     queries, table = case(name)
     diff = queries[:, None].astype(np.float64) - table[None]
     self.assertFalse(np.array_equal((diff**2).sum(axis=-1).argmin(axis=1),
@@ -272,6 +279,14 @@ class StepsTest(parameterized.TestCase):
     queries, table = case('plain')
     counts = counted(queries, table, 'certified')[1]
     self.assertLess(int(counts.uncertified), BATCH // 20)
+
+  def test_a_few_rows_of_huge_norm_make_no_query_exhaustive(self):
+    queries, table = case('plain')
+    table[100:500:100] *= 1e5  # wide bounds, in four groups
+    ids, counts = counted(queries, table)
+    want, _ = exact_nearest(queries, table, 1)
+    np.testing.assert_array_equal(ids, want[:, 0])
+    self.assertEqual(int(counts.exhausted), 0)
 
   @parameterized.parameters((2, 0), (3, BATCH))
   @pytest.mark.slow
@@ -409,7 +424,8 @@ class MeshTest(parameterized.TestCase):
     mesh = mesh_of(*shape)
     # Ties in different parts, near ties, rows that pad a part, plain data.
     for name in ('duplicates', 'all_equal', 'grid', 'one_ulp', 'mixed_norms',
-                 'huge_queries', 'permuted_rows', 'plain'):
+                 'huge_queries', 'vast_queries', 'decades', 'permuted_rows',
+                 'plain'):
       queries, table = case(name)
       if name == 'plain':
         queries[:5] = table[-1] + np.float32(1e-3)
@@ -420,6 +436,24 @@ class MeshTest(parameterized.TestCase):
         np.testing.assert_array_equal(ids, answer(name)[0][:-1, 0], name)
       np.testing.assert_array_equal(ids, want[0][:-1], name)
       np.testing.assert_array_equal(distances, want[1][:-1], name)
+
+  @pytest.mark.slow
+  def test_a_prepared_table_lies_in_parts_and_is_searched_there(self):
+    mesh = mesh_of(2, 4)
+    for name, precision in (('decades', 'float32'), ('grid', 'certified')):
+      queries, table = case(name)
+      ready = neighbors.prepare(table, precision=precision, mesh=mesh)
+      for leaf in jax.tree.leaves(ready):
+        for shard in leaf.addressable_shards:
+          self.assertEqual(
+              shard.data.shape, (-(-NUM // 4), *leaf.shape[1:])[:leaf.ndim])
+      ids, _ = neighbors.nearest(queries, ready, mesh=mesh)
+      np.testing.assert_array_equal(ids, answer(name)[0][:, 0])
+      near, _ = neighbors.k_nearest(queries, ready, K, mesh=mesh)
+      np.testing.assert_array_equal(near, answer(name)[0])
+    for other in (None, mesh_of(8)):
+      with self.assertRaisesRegex(ValueError, 'pass the mesh'):
+        neighbors.nearest(queries, ready, mesh=other)
 
   @parameterized.parameters(True, False)
   @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Benchmarks of samplers and mechanisms check laws and answers, then time."""
 
 import contextlib
+import functools
 import sys
 from unittest import mock
 
@@ -10,8 +11,10 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import mechanism_baselines
 from benchmarks import mechanisms_bench
 from benchmarks import mldp_peer
+from benchmarks import neighbors_bench
 from benchmarks import samplers_bench
 from jaxdp import mechanisms
 from jaxdp.mechanisms import candidates
@@ -40,6 +43,17 @@ def _numpy_setup(table, epsilon):
 
 def _ending_setup(table, epsilon):
   raise ImportError(f'no peer here for {table}, {epsilon}')
+
+
+def _absent_here(package, folder, k, threads):
+  """A right scikit-learn that only an interpreter without us can import."""
+  import sys  # pylint: disable=redefined-outer-name,reimported
+  import numpy as np  # pylint: disable=redefined-outer-name,reimported
+  if 'benchmarks' in sys.modules:
+    raise ImportError(f'{package} is not here ({threads})')
+  table, queries = (np.load(f'{folder}/{n}.npy') for n in ('table', 'queries'))
+  gaps = np.linalg.norm(queries[0][:, None] - table, axis=2)
+  return lambda turn: np.argsort(gaps, axis=1)[:, :k]
 
 
 @contextlib.contextmanager
@@ -143,13 +157,13 @@ class MechanismsBenchTest(parameterized.TestCase):
     cdf = np.cumsum(np.exp(law(np.arange(70), params)), axis=1)
     u = np.random.default_rng(1).random((len(ids), 1))
     drawn = np.minimum(np.sum(cdf[ids] <= u, axis=1), 69)
-    theirs = mechanisms_bench.baseline(name, params, np.random.default_rng(2))
-    mechanisms_bench.check_same_law(name, vectors, ids, drawn, theirs(ids))
+    made = functools.partial(mechanisms_bench.baselines, name)
+    for theirs in made(params, np.random.default_rng(2)).values():
+      mechanisms_bench.check_same_law(name, vectors, ids, drawn, theirs(ids))
     other = {key: getattr(params, key) * factor for key, factor in (
         ('scale', .25), ('rate', .4)) if hasattr(params, key)}
-    wrong = mechanisms_bench.baseline(
-        name, params._replace(**other), np.random.default_rng(2))
-    for out in (wrong(ids), ids):
+    wrong = made(params._replace(**other), np.random.default_rng(2))
+    for out in (*(theirs(ids) for theirs in wrong.values()), ids):
       with self.assertRaisesRegex(ValueError, 'by NumPy'):
         mechanisms_bench.check_same_law(name, vectors, ids, drawn, out)
 
@@ -157,13 +171,15 @@ class MechanismsBenchTest(parameterized.TestCase):
     params = mechanisms_bench.calibrate('multivariate_laplace', _TABLE, None)
     ids, key = np.arange(64, dtype=np.int32), jax.random.key(0)
     rng = np.random.default_rng(0)
-    theirs = mechanisms_bench.baseline('multivariate_laplace', params, rng)
-    noisy = _TABLE.vectors[ids] + mechanisms_bench.numpy_noise(
+    theirs = mechanism_baselines.from_vectors(
+        'multivariate_laplace', params, rng)
+    noisy = _TABLE.vectors[ids] + mechanism_baselines.numpy_noise(
         rng, 64, 8, params.epsilon)
     gaps = noisy[:, None] - _TABLE.vectors
     right = np.argmin(np.sum(gaps**2, axis=2), axis=1)
     check = lambda out: mechanisms_bench.check(
-        'multivariate_laplace', key, ids, params, out, theirs(ids), rng)
+        'multivariate_laplace', key, ids, params, out,
+        {'numpy': theirs(ids)}, rng)
     with mock.patch.object(mechanisms_bench.multivariate_laplace,
                            'noisy_vectors', return_value=noisy):
       check(right)
@@ -173,14 +189,22 @@ class MechanismsBenchTest(parameterized.TestCase):
   def test_neighbor_lists_that_are_wrong_are_refused(self):
     x = _TABLE.vectors[:50]
     gaps = np.linalg.norm(np.float64(x[:, None]) - x, axis=2)
-    ids = np.argsort(gaps, axis=1)[:, :5]
-    right = ids, np.take_along_axis(gaps, ids, axis=1)
-    mechanisms_bench.check_neighbors(x, x, right, right)
-    farther = right[1] + .1
-    for ours, theirs in (((ids[:, ::-1], right[1]), right),
-                         (right, (ids, farther))):
+    order = np.argsort(gaps, axis=1)
+    right = order[:, :5], np.take_along_axis(gaps, order[:, :5], axis=1)
+    mechanisms_bench.check_neighbors(x, x, right, right[0])
+    for ours, theirs in (((right[0][:, ::-1], right[1]), right[0]),
+                         (right, order[:, 1:6])):
       with self.assertRaisesRegex(ValueError, 'neighbor table'):
         mechanisms_bench.check_neighbors(x, x, ours, theirs)
+
+  def test_a_missing_scikit_learn_runs_in_the_other_interpreter(self):
+    x = _TABLE.vectors[:50]
+    with mock.patch.object(neighbors_bench, 'peer_setup', _absent_here):
+      row = mechanisms_bench.neighbor_row(x, 20, 1, sys.executable)
+      left_out = mechanisms_bench.neighbor_row(x, 20, 1)
+    self.assertEqual(row['skipped'], {})
+    self.assertGreater(row['ratio_to_sklearn'], 0)
+    self.assertIn('not here', left_out['skipped']['sklearn'])
 
 
 class PeerTest(absltest.TestCase):
@@ -196,7 +220,7 @@ class PeerTest(absltest.TestCase):
 
   def test_noise_of_another_budget_or_wrong_words_are_refused(self):
     vectors, ids = _TABLE.vectors, np.arange(100)
-    noise = mechanisms_bench.numpy_noise(
+    noise = mechanism_baselines.numpy_noise(
         np.random.default_rng(0), 100, 8, 2.)
     gaps = (vectors[ids] + noise)[:, None] - vectors
     out = np.argmin(np.sum(gaps**2, axis=2), axis=1)

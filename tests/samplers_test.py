@@ -113,6 +113,12 @@ class LawTest(parameterized.TestCase):
     error = np.abs(directions.mean(0)).max()
     self.assertLess(error, 5 / math.sqrt(40_000 * dim))
 
+  def test_many_vectors_come_in_tiles_and_none_comes_twice(self):
+    draws = np.asarray(samplers.multivariate_laplace(
+        jax.random.key(8), (3, 30_001, 4), epsilon=1.))
+    self.assertEqual(draws.shape, (3, 30_001, 4))
+    self.assertLen(np.unique(draws.reshape(-1, 4), axis=0), 3 * 30_001)
+
   def test_multivariate_laplace_is_not_drawn_from_the_ball(self):
     dim = 3
     norms = np.linalg.norm(np.asarray(samplers.multivariate_laplace(

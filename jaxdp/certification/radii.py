@@ -70,9 +70,10 @@ def claimed_radius(p_low, p_high, *, kappa, phi):
   are radii per unit of robustness epsilon in one norm, of fresh noise. As
   published they are not: kappa's sensitivity is that of an attack of the tested
   size, phi's that of an attack of size 1; both use the scale of the training
-  draw where fresh noise is smaller; the hidden sensitivity, a spectral norm
-  times the units of one map, lies far below the true linf -> l1 norm; and noise
-  copied to all channels protects against grey shifts alone.
+  draw where fresh noise is smaller; the hidden sensitivity, a norm of one
+  patch's matrix (the text's row norm, the code's spectral norm) times the units
+  of one map, lies far below the true linf -> l1 norm; and noise copied to all
+  channels, the code's, protects against grey shifts alone.
 
   Args:
     p_low, p_high: bounds at the clean input.

@@ -96,7 +96,8 @@ def _randomness(guarantee, entropy_bits, is_seeded, key_storage):
     raise ValueError(
         f'entropy_bits={entropy_bits!r} must be None for a seeded run')
   entropy = 'unknown' if entropy_bits is None else (
-      f'operating system, {_count("entropy_bits", entropy_bits, 1)} bits')
+      f'operating system, {_count("entropy_bits", entropy_bits, 1)} bits; the '
+      'key of one word has at most 64 of them')
   exact = statements.REAL_ARITHMETIC not in guarantee.conditions and (
       statements.INTEGER_GRID in guarantee.conditions)
   return {

@@ -259,7 +259,7 @@ def _totals(parts, delta):
 
 
 def standard(*, noise_sharing, dimension, scale, delta, copies=1,
-             labels='exact', label_epsilon=None, label_copies=None,
+             labels='exact', label_epsilon=None,
              clean_adversarial=False, batch_statistics=False,
              functional_release=None, seeded=False) -> list[dict[str, Any]]:
   """Returns ledger B: DP between data sets that differ in one whole record.
@@ -282,8 +282,6 @@ def standard(*, noise_sharing, dimension, scale, delta, copies=1,
       'randomized_response' on each label; 'one_shot_sum' of features times
       labels, noised once.
     label_epsilon: budget of the last two for one copy; not read otherwise.
-    label_copies: c for the labels where it differs: 1 if all copies of a
-      record carry the same randomised label.
     clean_adversarial: whether adversarial examples leave without noise.
     batch_statistics: whether training normalises by batch statistics; one
       more reason where images share a draw, post-processing where not.
@@ -313,9 +311,7 @@ def standard(*, noise_sharing, dimension, scale, delta, copies=1,
   scale = _positive('scale', scale, 'it is the Laplace scale on a pixel')
   delta = accounting.checked_delta(delta)
   parts = [_inputs(noise_sharing, number, scale, batch_statistics),
-           _labels(labels, label_epsilon, statements.checked_count(
-               'label_copies', copies if label_copies is None
-               else label_copies, 1))]
+           _labels(labels, label_epsilon, copies)]
   if functional_release is not None:
     parts.append(_functional(functional_release, copies))
   if clean_adversarial:

@@ -31,6 +31,7 @@ directional data"; Wood (1994), "Simulation of the von Mises Fisher
 distribution", after Ulrich (1984).
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -145,7 +146,9 @@ def _von_mises_fisher(key, mean, *, envelope):
   # Householder: exchanges the first axis and the mean, up to a sign, so what
   # was orthogonal to the axis becomes orthogonal to the mean.
   mirror = mean.at[0].add(jnp.where(mean[0] < 0, -1., 1.))
-  tangent -= mirror * (2 * jnp.dot(mirror, tangent) / jnp.dot(mirror, mirror))
+  # At a GPU's own precision, TF32, the proof would not cover the draw.
+  dot = functools.partial(jnp.dot, precision=jax.lax.Precision.HIGHEST)
+  tangent -= mirror * (2 * dot(mirror, tangent) / dot(mirror, mirror))
   versine, sine = _angle(angle_key, len(mean), jnp.float32(envelope))
   return mean + (sine * tangent - versine * mean)
 

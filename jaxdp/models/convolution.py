@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 
 NHWC = ('NHWC', 'HWIO', 'NHWC')
+# A GPU's own choice is TF32, of 10-bit mantissas; a CPU has float32 anyway.
+PRECISION = jax.lax.Precision.HIGHEST
 _MOST_UNROLLED = 32  # trainers on one device whose gradients are written out
 
 
@@ -46,7 +48,8 @@ def for_linen(x, kernel, window_strides, padding, *unused, **settings):
 
 def _plain(x, kernel, strides, padding):
   return jax.lax.conv_general_dilated(x, kernel, strides, padding,
-                                      dimension_numbers=NHWC)
+                                      dimension_numbers=NHWC,
+                                      precision=PRECISION)
 
 
 @functools.cache

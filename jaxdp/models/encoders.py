@@ -13,6 +13,7 @@ reconstructs, its own patch alone.
 References: Phan et al. (2020), Section 4 and Appendix P.
 """
 
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -25,6 +26,7 @@ from jaxdp.models import norms
 from jaxdp.models import tails
 
 _FORMS = ('transpose', 'official')
+_matmul = functools.partial(jnp.matmul, precision=convolution.PRECISION)
 
 
 class ConvEncoder(nn.Module):
@@ -93,7 +95,7 @@ class ConvEncoder(nn.Module):
   def decode_patches(self, h):
     """``[B, H', W', F]`` to ``[B, H', W', d]``: theta times h, by patch."""
     check_shape('h', h, self.hidden_shape)
-    return h @ self.kernel.reshape(-1, self.num_maps).T
+    return _matmul(h, self.kernel.reshape(-1, self.num_maps).T)
 
   @property
   def pads(self):
@@ -126,7 +128,7 @@ class DenseEncoder(nn.Module):
 
   def encode(self, x):
     """``[B, H, W, Cin]`` to ``[B, beta]``."""
-    return self.patches(x) @ self.kernel
+    return _matmul(self.patches(x), self.kernel)
 
   def decode(self, h, form='transpose'):
     """``[B, beta]`` to ``[B, H, W, Cin]``; see :func:`decode`."""
@@ -143,7 +145,7 @@ class DenseEncoder(nn.Module):
   def decode_patches(self, h):
     """``[B, beta]`` to ``[B, d]``."""
     check_shape('h', h, self.hidden_shape)
-    return h @ self.kernel.T
+    return _matmul(h, self.kernel.T)
 
   @property
   def hidden_shape(self):
@@ -162,4 +164,5 @@ def check_shape(name, array, shape):
 
 def _convolve(x, kernel, strides, pads):
   return jax.lax.conv_general_dilated(x, kernel, (strides, strides), pads,
-                                      dimension_numbers=convolution.NHWC)
+                                      dimension_numbers=convolution.NHWC,
+                                      precision=convolution.PRECISION)

@@ -161,6 +161,7 @@ class Tail(nn.Module):
 
   def dense(self, name, num):
     return nn.Dense(num, kernel_init=xavier_uniform, name=name,
+                    precision=convolution.PRECISION,
                     bias_init=nn.initializers.constant(self.bias_start))
 
   def conv(self, name, num, size, strides=1):

@@ -7,10 +7,10 @@ inside, and no array of shape ``[B, V]`` is ever formed.
 *Exact* means: the answer is the arg-min of the real-arithmetic Euclidean
 distance between the float32 inputs, ties going to the lowest index. A fast scan
 in float32, or in fewer bits where that pays, finds the few rows that a rigorous
-rounding bound cannot exclude; float64 decides among them, double-double where
-float64 cannot, and whatever is left open is searched again in the next better
-arithmetic. So near-duplicates, huge norms and badly scaled tables cost time,
-not a wrong answer.
+rounding bound cannot exclude; float64 decides among them, and integers where
+float64 cannot; whatever a step leaves open is searched again in the next better
+arithmetic, and the last one is exact. So near-duplicates, huge norms and badly
+scaled tables cost time, not a wrong answer.
 
 ===============  =============================================================
 ``tables``       what may be asked: arguments, a table prepared once
@@ -19,15 +19,14 @@ not a wrong answer.
 ``rounding``     the bound, its proof, and formats of fewer bits
 ``resolve``      from lanes to the nearest row
 ``groups``       the same for k nearest rows
-``exact``        float64 and double-double
+``exact``        float64, and integers that hold a distance exactly
 ``gate``         whether fewer bits pay on this machine
 ``ranges``       least and greatest distance of a table
 ===============  =============================================================
 
 Range: entries are finite; subnormal ones (below 2^-126) count as zero where the
 device flushes them; a distance beyond 3.4e38 is returned as infinity, with the
-right id. Double-double is itself a rounded arithmetic: it holds ties exactly
-while the squares of a row's differences span at most 106 bits. The bound is
+right id. The bound is
 proved for float32 sums (CPU, NVIDIA); the bfloat16 passes with which a TPU
 forms float32 products have not been checked.
 

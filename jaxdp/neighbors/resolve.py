@@ -6,7 +6,7 @@ so far. The groups are looked at in the order of their bounds until none is
 live; each costs G rows, and most queries need one group. A query is *certified*
 when every group it did not look at is known not to be live: then the row found
 has the least float64 distance, and what float64 cannot separate is handed on
-as a list of rows to rank in double-double.
+as a list of rows to rank as integers (`exact`).
 
 Shape letters: ``N`` queries of a block, ``L`` groups that the lanes kept, ``G``
 rows of a group, ``R`` queries that look at one more group in the same turn.
@@ -21,7 +21,9 @@ import numpy as np
 
 from jaxdp.neighbors import exact
 
-_MOST_GROUPS = 32  # live lanes beyond which a query is given up
+_MOST_GROUPS = 32  # live groups beyond which a query is given up,
+_TRIES = 8  # but not before so many were looked at: a row of huge norm has a
+# wide bound, so it comes first, and says nothing of where the nearest is
 
 
 class Found(NamedTuple):
@@ -39,7 +41,8 @@ class _State(NamedTuple):
   ids: jax.Array  # [N, G] int32, the least rows so far
   sq_distance: jax.Array  # [N, G] float64
   high: jax.Array  # [N], upper bound of the least score
-  live: jax.Array  # [N] bool, whether a group is live
+  live: jax.Array  # [N] bool, whether to look at one more group
+  looks: jax.Array  # [N] int32, groups looked at
   whole: jax.Array  # [N] bool, whether the list holds every row it must
 
 
@@ -77,9 +80,9 @@ def resolve(table, block, queries, lanes, shape):
     def begin():
       low, ids, sums = look(lanes.low, lanes.tile, queries)
       high = bound(jnp.min(sums, axis=-1))
-      count = jnp.sum(low <= high[:, None], axis=-1, dtype=jnp.int32)
-      return _State(low, ids, sums, high, (count > 0) & (count <= _MOST_GROUPS),
-                    count <= _MOST_GROUPS)
+      live = jnp.any(low <= high[:, None], axis=-1)
+      return _State(low, ids, sums, high, live, jnp.ones_like(live, jnp.int32),
+                    jnp.ones_like(live))
 
     def again(state):
       some = pick(state.live, turn)
@@ -91,9 +94,12 @@ def resolve(table, block, queries, lanes, shape):
       size = state.ids.shape[1]
       dropped = sums[:, size] <= _tie(sums[:, 0], queries.shape[1])
       high = bound(sums[:, 0], here)
+      count = jnp.sum(low <= high[:, None], axis=-1, dtype=jnp.int32)
+      looks = state.looks[here] + 1
+      lost = (count > _MOST_GROUPS) & (looks >= _TRIES)
       new = _State(low, ids[:, :size], sums[:, :size], high,
-                   jnp.any(low <= high[:, None], axis=-1),
-                   state.whole[here] & ~dropped)
+                   (count > 0) & ~lost, looks,
+                   state.whole[here] & ~dropped & ~lost)
       return jax.tree.map(
           lambda old, part: old.at[some].set(part, mode='drop'), state, new)
 

@@ -90,6 +90,8 @@ class PreparedTable:
     reduced: the scaled rows in fewer bits, ``[V, D]``, or None.
     residual: norms of what that took away, ``[V]``, or None.
     format: name of the operands' format; static.
+    num_rows: rows of the caller; what follows repeats the last, so that parts
+      are equal; static.
   """
   vectors: jax.Array
   scale: jax.Array
@@ -98,10 +100,11 @@ class PreparedTable:
   reduced: jax.Array | None
   residual: jax.Array | None
   format: str = dataclasses.field(metadata={'static': True})
+  num_rows: int = dataclasses.field(metadata={'static': True})
 
   @property
   def shape(self):
-    """``(V, D)``."""
+    """``(V, D)`` of what lies here, one part of a split table say."""
     return self.vectors.shape
 
 
@@ -128,7 +131,7 @@ class Block(NamedTuple):
     return total + self.operand.shape[0] * 2.**-120
 
 
-def prepare(vectors, name):
+def prepare(vectors, name, num_rows=None):
   """A `PreparedTable` of float32 ``[V, D]`` for the format ``name``."""
   scale = inverse_power(jnp.max(jnp.abs(vectors)))
   scaled = vectors * scale
@@ -139,7 +142,7 @@ def prepare(vectors, name):
     reduced = rounded.astype(FORMATS[name].dtype)
     residual = _norm(scaled - rounded)
   return PreparedTable(vectors, scale, half, _norm(scaled), reduced, residual,
-                       name)
+                       name, num_rows or len(vectors))
 
 
 def without_reduced(table):

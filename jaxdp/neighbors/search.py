@@ -6,9 +6,9 @@ one before could not decide:
 1. a scan of operands in fewer bits (``precision='certified'``), and the live
    groups of it in float64;
 2. a scan in float32, likewise; the first step of ``precision='float32'``;
-3. a list of rows that float64 cannot separate: double-double;
-4. everything: float64 differences over the whole table, and double-double
-   among those that float64 cannot separate.
+3. a list of rows that float64 cannot separate: integers (`exact`);
+4. everything: float64 differences over the whole table, and integers among
+   those that float64 cannot separate.
 
 Shape letters: ``B`` queries, ``N`` of a block, ``V`` rows of the table, ``D``
 dimensions, ``K`` neighbours.
@@ -58,15 +58,15 @@ def _compiled(mesh, k):
   spec = jax.sharding.PartitionSpec
 
   def sharded(queries, table):
-    num, num_rows = queries.shape[0], table.shape[0]
-    extra = -num_rows % (1 if split is None else mesh.shape[split])
+    num = queries.shape[0]
+    extra = -table.num_rows % (1 if split is None else mesh.shape[split])
 
     def here(queries, table):
       # Copies of the last row must not crowd out a real one of their part.
       most = k if k == 1 else min(k + extra, table.shape[0])
       ids, distances, counts = _local(queries, table, most)
       if split is not None:
-        ids, distances = _combine(queries, table, ids, split, num_rows, k)
+        ids, distances = _combine(queries, table, ids, mesh, k)
       return ids, distances, jax.tree.map(jnp.atleast_1d, counts)
 
     queries = jnp.pad(queries, ((0, -num % mesh.shape[axes[0]]), (0, 0)))
@@ -101,18 +101,43 @@ def _padded(table, parts):
                         mode='edge') if a.ndim else a, table)
 
 
-def _combine(queries, table, ids, axis, num_rows, k):
-  """The least of what the parts of the table found, by double-double."""
+def _combine(queries, table, found, mesh, k):
+  """The k least of what the parts of the table found, ids and distances.
+
+  Args:
+    queries: float32 ``[B, D]``, those of this part of the mesh.
+    table: `rounding.PreparedTable`, this part's rows.
+    found: int32 ``[B, K]``, rows of this part.
+    mesh: of two axes.
+    k: static, how many to keep of them all.
+  """
+  queries_axis, rows_axis = mesh.axis_names[:2]
+  gather = lambda a: lax.all_gather(a, rows_axis, axis=1, tiled=True)
   with jax.enable_x64(True):
-    high, low = exact.precise_sq_distances(
-        queries[:, None], table.vectors[ids])
-    ids = ids + lax.axis_index(axis).astype(jnp.int32) * np.int32(
-        table.shape[0])
-    high = jnp.where(ids < num_rows, high, jnp.inf)
-    gather = lambda a: lax.all_gather(a, axis, axis=1, tiled=True)
-    high, low, all_ids = lax.sort(
-        (gather(high), gather(low), gather(ids)), num_keys=3)
-    return all_ids[:, :k], jnp.sqrt(high[:, :k]).astype(jnp.float32)
+    rows = table.vectors
+    own = found + lax.axis_index(rows_axis).astype(jnp.int32) * np.int32(
+        len(rows))
+    near = lax.map(lambda args: exact.sq_distances(
+        args[0][None], rows[args[1]]), (queries, found))
+    near = jnp.where(own < table.num_rows, near, jnp.inf)
+    sums, ids = gather(near), gather(own)
+    at = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
+    order, _, at = lax.sort((sums, ids, at), num_keys=2)
+    close = order[:, 1:k + 1] <= order[:, :-1][:, :k] * (
+        1 + exact.unit64(rows.shape[1]))
+    left = jnp.any(close & jnp.isfinite(order[:, 1:k + 1]))
+
+    def settle():
+      scores = gather(lax.map(lambda args: exact.exact_scores(
+          args[0], rows[args[1]]), (queries, found)))
+      return lax.map(lambda args: exact.least(
+          args[0], args[1], args[1] < table.num_rows, k), (scores, ids))
+
+    # The same branch everywhere, for there are collectives in it.
+    left = lax.psum(left.astype(jnp.int32), (queries_axis, rows_axis))
+    at = lax.cond(left > 0, settle, lambda: at[:, :k])
+    take = lambda a: jnp.take_along_axis(a, at, axis=1)
+    return take(ids), jnp.sqrt(take(sums)).astype(jnp.float32)
 
 
 def _local(queries, table, k):

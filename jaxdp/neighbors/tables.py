@@ -27,8 +27,9 @@ def nearest(queries, vectors, *, mesh=None, precision='auto', impl='xla'):
     vectors: the table, float32 ``[V, D]``, finite, ``V >= 1``; or what
       :func:`prepare` made of it, which saves two passes over it a call.
     mesh: None, or a ``jax.sharding.Mesh``: its first axis splits the queries,
-      its second, if it has one, the rows of the table, so that a table may be
-      larger than one device. The ids do not depend on it.
+      its second, if it has one, the rows of the table. A table larger than one
+      device goes through :func:`prepare` with the same mesh. The ids do not
+      depend on it.
     precision: arithmetic of the first scan: ``'float32'``; ``'certified'``,
       operands in fewer bits and whatever they leave open again in float32;
       ``'auto'``, what :func:`timing` found faster here. The answer does not
@@ -50,7 +51,7 @@ def nearest(queries, vectors, *, mesh=None, precision='auto', impl='xla'):
     [0]
   """
   _check_choice('impl', impl, _IMPLS)
-  queries, table = _prepared(queries, vectors, precision)
+  queries, table = _prepared(queries, vectors, precision, mesh)
   if not queries.shape[0]:
     return jnp.zeros((0,), jnp.int32), jnp.zeros((0,), jnp.float32)
   ids, distances, _ = search.compiled(mesh)(queries, table)
@@ -83,8 +84,8 @@ def k_nearest(queries, vectors, k, *, mesh=None):
     >>> ids.tolist(), distances.tolist()
     ([[1, 2]], [[0.0, 1.0]])
   """
-  queries, table = _prepared(queries, vectors, 'float32')
-  num = table.shape[0]
+  queries, table = _prepared(queries, vectors, 'float32', mesh)
+  num = table.num_rows
   if isinstance(k, bool) or not isinstance(k, (int, float, np.number)) or not (
       1 <= k <= num and k == int(k)):
     raise ValueError(f'k={k} must be an int in [1, {num}]; the table has {num} '
@@ -102,13 +103,16 @@ def k_nearest(queries, vectors, k, *, mesh=None):
   return ids.reshape(-1, int(k)), distances.reshape(-1, int(k))
 
 
-def prepare(vectors, *, precision='auto'):
+def prepare(vectors, *, precision='auto', mesh=None):
   """Makes a table ready for many searches.
 
   Args:
     vectors: the table, float32 ``[V, D]``, finite, ``V >= 1``.
     precision: as in :func:`nearest`; fewer bits keep a second copy of the
       table, of half the size in bfloat16.
+    mesh: None, or the mesh of the searches. Where its second axis splits the
+      rows, each device gets its part alone, straight from the host where
+      ``vectors`` is a NumPy array; then searches must name the mesh too.
 
   Returns:
     `PreparedTable`, a pytree to pass in place of ``vectors``.
@@ -122,10 +126,40 @@ def prepare(vectors, *, precision='auto'):
     [0]
   """
   _check_choice('precision', precision, PRECISIONS)
-  vectors = _checked('vectors', vectors)
-  if vectors.shape[0] == 0:
+  if _parts(mesh) > 1:
+    vectors = np.asarray(vectors, np.float32)
+    _check_shape('vectors', vectors)
+    _check_finite('vectors', np.isfinite(vectors).all())
+  else:
+    vectors = _checked('vectors', vectors)
+  num = vectors.shape[0]
+  if num == 0:
     raise ValueError(f'vectors of shape {vectors.shape} must have a row')
-  return _prepare(vectors, _format(precision, vectors.shape[0]))
+  if _parts(mesh) > 1:
+    vectors = _split(vectors, mesh)
+  return _prepare(vectors, _format(precision, num), num)
+
+
+def _parts(mesh):
+  """Into how many parts a mesh splits the rows of a table."""
+  if mesh is None or len(mesh.axis_names) < 2:
+    return 1
+  return mesh.shape[mesh.axis_names[1]]
+
+
+def _split(vectors, mesh):
+  """NumPy rows on the devices of a mesh, a part each; the last row repeats."""
+  num, dim = vectors.shape
+  total = num + -num % _parts(mesh)
+  sharding = jax.sharding.NamedSharding(
+      mesh, jax.sharding.PartitionSpec(mesh.axis_names[1]))
+
+  def part(index):
+    rows = vectors[index[0]]
+    missing = len(range(*index[0].indices(total))) - len(rows)
+    return np.concatenate([rows, np.repeat(vectors[-1:], missing, axis=0)])
+
+  return jax.make_array_from_callback((total, dim), sharding, part)
 
 
 def distances(query, vectors):
@@ -148,9 +182,9 @@ def distances(query, vectors):
         query, vectors, lambda sums: jnp.sqrt(sums).astype(jnp.float32))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _prepare(vectors, name):
-  return rounding.prepare(vectors, name)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _prepare(vectors, name, num_rows):
+  return rounding.prepare(vectors, name, num_rows)
 
 
 def _format(precision, num):
@@ -163,12 +197,17 @@ def _format(precision, num):
   return 'bfloat16' if fast == 'float32' else fast
 
 
-def _prepared(queries, vectors, precision):
+def _prepared(queries, vectors, precision, mesh):
   """Checked queries, and the table prepared."""
   _check_choice('precision', precision, PRECISIONS)
   queries = _checked('queries', queries)
   if isinstance(vectors, rounding.PreparedTable):
-    table = vectors
+    table, parts = vectors, _parts(mesh)
+    repeats = table.num_rows < table.shape[0]  # some row stands there twice
+    if repeats and (parts == 1 or table.shape[0] % parts):
+      raise ValueError(f'vectors of {table.num_rows} rows were prepared for a '
+                       f'mesh that splits them, and mesh={mesh} does not; pass '
+                       'the mesh that prepare got')
   else:
     vectors = _checked('vectors', vectors)
     table = None
@@ -178,7 +217,7 @@ def _prepared(queries, vectors, precision):
         f'vectors of shape {shape} must be [V, {queries.shape[1]}] with'
         f' V >= 1, as queries has shape {queries.shape}')
   if table is None:
-    table = _prepare(vectors, _format(precision, shape[0]))
+    table = _prepare(vectors, _format(precision, shape[0]), shape[0])
   return queries, table
 
 
@@ -190,13 +229,22 @@ def _check_choice(name, value, choices):
 def _checked(name, array):
   """The array as float32 of rank 2; its values too, where concrete."""
   array = jnp.asarray(array, jnp.float32)
+  _check_shape(name, array)
+  if not isinstance(array, jax.core.Tracer):
+    _check_finite(name, _all_finite(array))
+  return array
+
+
+def _check_shape(name, array):
   if array.ndim != 2 or array.shape[1] == 0:
     raise ValueError(
         f'{name} of shape {array.shape} must be [rows, D] with D >= 1')
-  if not isinstance(array, jax.core.Tracer) and not _all_finite(array):
+
+
+def _check_finite(name, finite):
+  if not finite:
     raise ValueError(f'{name} has entries that are not finite; they have no '
                      'nearest row')
-  return array
 
 
 @jax.jit

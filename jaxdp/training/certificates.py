@@ -6,8 +6,9 @@ its mind. A and B come from ``guarantees``; C is assembled here from
 ``certification``, for the noise that a prediction really gets: fresh, with
 1 / noise_divisor of the scale, independent on every entry.
 
-A product of two passes (Algorithm 3) has the composed radius; one pass with
-both noises has the larger of the two and the Renyi radius besides.
+A product of two passes (Algorithm 3) has the composed radius. One pass has the
+L1, L-inf and Renyi radii of its input noise, with hidden noise that noise's
+radius too, and then the largest of those in L-inf.
 
 >>> from jaxdp.training import stobatch
 >>> config = stobatch.published('digits', mode='sound', num_examples=1_440)
@@ -28,9 +29,28 @@ from jaxdp import models
 from jaxdp.training import releases
 from jaxdp.training import stobatch
 
-_COMPOSED = (
-    'two passes, one with fresh noise on the input and one on the first layer: '
-    'their radii per unit of robustness epsilon add harmonically')
+_NORM = 'operator_norm bounds the linf -> l1 norm of the deployed weights'
+_FRESH = certification.RADII['laplace_linf'].conditions
+# Norm, status, source and conditions of each radius of :func:`radii`.
+RADII = {name: certification.RADII[name] for name in (
+    'claimed', 'laplace_l1', 'laplace_linf', 'laplace_renyi_linf',
+    'hidden_linf')} | {
+        'composed_linf': certification.RADII['claimed']._replace(
+            status='proved', source='Phan et al. (2020), Theorem 5',
+            conditions=('each of two passes has one of the noises', _NORM,
+                        *_FRESH)),
+        'best_linf': certification.RADII['laplace_linf']._replace(
+            fun=certification.best_single_pass,
+            source='post-processing, of the radii named laplace and hidden',
+            conditions=('one pass has both noises', _NORM, *_FRESH))}
+
+
+def correction(name):
+  """Returns the correction of the bounds that a radius is computed from.
+
+  See ``certification.probability_bounds``: a claim has the paper's own.
+  """
+  return 'published' if name == 'claimed' else 'bonferroni'
 
 
 def radii(config, calibration, kernel, *, attack_bound=None):
@@ -44,10 +64,10 @@ def radii(config, calibration, kernel, *, attack_bound=None):
       None leaves that radius out.
 
   Returns:
-    Dict of names to ``(p_low, p_high) -> radius`` in L-inf, L1 for
-    'laplace_l1'. 'claimed' is *claimed*, all others *proved* under the
-    conditions of ``certification.RADII``. Only 'claimed' with batch
-    statistics, where an output depends on the batch.
+    Dict of names, keys of ``RADII``, to ``(p_low, p_high) -> radius`` in
+    L-inf, L1 for 'laplace_l1'. 'claimed' is *claimed*, all others *proved*
+    under the conditions of ``RADII``. Only 'claimed' with batch statistics,
+    where an output depends on the batch.
   """
   out = {}
   if config.mode == 'paper' and attack_bound is not None:
@@ -73,20 +93,34 @@ def radii(config, calibration, kernel, *, attack_bound=None):
         certification.hidden_linf_radius, scale=calibration.hidden_scale,
         operator_norm=_operator_norm(config, kernel),
         noise_divisor=config.noise_divisor)
+    out['best_linf'] = _best(*(out[name] for name in (
+        'laplace_linf', 'laplace_renyi_linf', 'hidden_linf')))
   return out
+
+
+def _best(*radius_fns):
+  """The largest radius of one pass with several noises."""
+  return lambda p_low, p_high: certification.best_single_pass(
+      *(fun(p_low, p_high) for fun in radius_fns))
 
 
 def _published_divisors(config, calibration, kernel, attack_bound):
   """kappa and phi at robustness epsilon 1, as published."""
-  model = stobatch.network(config)
-  height, width, _ = calibration.image_shape
-  norm = calibration.norm if config.official_initial_norm else (
-      models.norms.row_norm(np.asarray(kernel)))
+  dimension, norm = _published_sensitivities(config, calibration, kernel)
   return dict(
       kappa=certification.noise_to_radius(
-          calibration.input_scale, sensitivity=attack_bound * height * width),
+          calibration.input_scale, sensitivity=attack_bound * dimension),
       phi=certification.noise_to_radius(
-          calibration.hidden_scale, sensitivity=model.units_per_map * norm))
+          calibration.hidden_scale, sensitivity=norm))
+
+
+def _published_sensitivities(config, calibration, kernel):
+  """What an L-inf shift of 1 moves in L1 as published: input and layer."""
+  dimension = math.prod(calibration.image_shape[
+      :2 if config.official_input_sensitivity else 3])
+  norm = calibration.norm if config.official_initial_norm else (
+      models.norms.row_norm(np.asarray(kernel)))
+  return dimension, stobatch.network(config).units_per_map * norm
 
 
 def _composed(config, calibration, kernel):
@@ -123,8 +157,10 @@ def ledger(config, calibration, kernel=None, *, num_samples=2_000,
 
   Returns:
     List of dicts: 'ledger' ('claimed', 'standard', 'certified'), 'part',
-    'status', 'source', and 'epsilon' and 'delta', or 'radius' and 'norm'.
-    A radius is the LARGEST any image can get: all votes agree.
+    'status', 'source', 'relation', 'conditions', and 'epsilon' and 'delta', or
+    'radius', 'norm', 'noise_divisor' (psi) and, where it counts, 'dimension'
+    and 'operator_norm'. A radius is the LARGEST any image can get: all votes
+    agree.
   """
   standard = _standard(config, calibration)
   return (guarantees.with_key_condition(
@@ -159,7 +195,6 @@ def _standard(config, calibration):
   return guarantees.standard(
       noise_sharing=sharing, dimension=math.prod(calibration.image_shape),
       scale=calibration.input_scale, delta=0. if paper else config.delta,
-      copies=config.copies, label_copies=1,  # one answer a record
       labels='perturbed_loss' if paper else 'randomized_response',
       label_epsilon=None if paper else releases.label_guarantee(
           calibration).epsilon,
@@ -174,19 +209,42 @@ def _ceilings(config, calibration, kernel, num_samples, significance,
     return []
   counts = np.zeros((1, calibration.num_classes), np.int64)
   counts[0, 0] = num_samples
-  _, low, high = certification.probability_bounds(
-      certification.Votes(counts, num_samples), significance=significance)
-  rows = []
+  votes, rows = certification.Votes(counts, num_samples), []
   for name, radius_fn in radii(config, calibration, kernel,
                                attack_bound=attack_bound).items():
-    known = certification.RADII.get(name)
-    composed = name == 'composed_linf'
-    rows.append({
-        'ledger': 'certified', 'part': f'{name}, all {num_samples} votes',
-        'radius': float(radius_fn(low[0], high[0])),
-        'norm': 'linf' if composed else known.norm,
-        'status': 'proved' if composed else known.status,
-        'source': 'Phan et al. (2020), Theorem 5' if composed else known.source,
-        'reason': _COMPOSED if composed else '; '.join(known.conditions),
-        'significance': significance})
+    _, low, high = certification.probability_bounds(
+        votes, significance=significance, correction=correction(name))
+    rows.append(_ceiling(
+        name, _entering(name, config, calibration, kernel)) | {
+            'part': f'{name}, all {num_samples} votes',
+            'radius': float(radius_fn(low[0], high[0])),
+            'significance': significance})
   return rows
+
+
+def _entering(name, config, calibration, kernel):
+  """The numbers that a radius rests on, by their names."""
+  dimension, norm = math.prod(calibration.image_shape), None
+  if name == 'claimed':
+    dimension, norm = _published_sensitivities(config, calibration, kernel)
+  elif name in ('composed_linf', 'hidden_linf', 'best_linf'):
+    norm = _operator_norm(config, kernel)
+  out = {'noise_divisor': config.noise_divisor}
+  if name not in ('laplace_l1', 'hidden_linf'):
+    out['dimension'] = dimension
+  return out if norm is None else out | {'operator_norm': float(norm)}
+
+
+def _ceiling(name, numbers):
+  """One row of ledger C, its part and radius apart."""
+  stands = RADII[name]
+  claimed = stands.status == 'claimed'
+  reason = ['certified at the clean input'] + [
+      f'{key} {value:g}' for key, value in numbers.items()]
+  if claimed:  # its conditions say why the claim is no proof
+    reason += stands.conditions
+  return {
+      'ledger': 'certified', 'norm': stands.norm, 'status': stands.status,
+      'source': stands.source, 'reason': '; '.join(reason),
+      'relation': 'the clean input and every input within the radius',
+      'conditions': list(_FRESH if claimed else stands.conditions)} | numbers

@@ -47,7 +47,7 @@ def release(key, patches_fn, chunks, *, epsilon):
   Args:
     key: typed key of the run.
     patches_fn: ``images [B, H, W, C] -> patches [B, ..., d]``, entries in
-      [-1, 1] for images in [-1, 1], which are clipped here.
+      [-1, 1] for images in [-1, 1], which are clipped here; NaN counts as 0.
     chunks: iterable of image arrays; every record once.
     epsilon: budget > 0 of both sums.
 
@@ -75,7 +75,8 @@ def release(key, patches_fn, chunks, *, epsilon):
 @functools.partial(jax.jit, static_argnums=1)
 def _sums(images, patches_fn):
   """Sum, sum of outer products and number of patches."""
-  patches = patches_fn(jnp.clip(images, -1., 1.))
+  # A NaN would pass the clip and make every sum NaN: who has one would show.
+  patches = patches_fn(jnp.clip(jnp.nan_to_num(images), -1., 1.))
   rows = patches.reshape(-1, patches.shape[-1])
   # float32 sums of a chunk: names the algorithm, as accelerators round more.
   second = jnp.einsum('pi,pj->ij', rows, rows, precision='float32')

@@ -11,18 +11,18 @@ It is linear in the label ``y``, so unbiased labels give an unbiased loss.
 
 Reconstruction. The published one is a first-order expansion, linear in the
 reconstruction and so *unbounded below*; :func:`reconstruction` has it as
-printed, the form of the released code, and one that clips. A conventional
-reader finds the sensitivities of the paper's Lemmas 2 and 4 in
-``guarantees``; :func:`moment_reconstruction` is the form whose data enter
-only through two sums, so that one noisy release of them is enough.
+printed, one that clips, and the elementwise loss of the released code. A
+conventional reader finds the sensitivities of the paper's Lemmas 2 and 4 in
+``guarantees``; :func:`moment_reconstruction` is the form whose data enter only
+through two sums, so that one noisy release of them is enough.
 
 >>> import jax.numpy as jnp
 >>> loss = taylor_loss(jnp.array([[2., -2.]]), jnp.array([[1., 0.]]))
 >>> round(float(loss[0] - 2 * (jnp.log(2.) - .5)), 6)  # both targets are met
 0.0
 
-References: Phan et al. (2020), Equations 2-9 and Lemmas 1-4; Phan et al.
-(2017) for the expansion.
+References: Phan et al. (2020), Section 3 and Lemmas 2-4; Phan et al. (2017) for
+the expansion.
 """
 
 import math
@@ -45,7 +45,8 @@ def taylor_loss(logits, targets):
   Returns:
     ``[B]``; at least ``C (log 2 - 1/2)`` where the targets are one-hot.
 
-  References: Phan et al. (2020), Equation 7 and Appendix B.
+  References: Phan et al. (2020), Section 3, the approximation before Lemma 4;
+  Zhang et al. (2012), functional mechanism, which Appendix B recalls.
   """
   chex.assert_equal_shape([logits, targets])
   chex.assert_rank(logits, 2)
@@ -64,7 +65,8 @@ def label_noise_term(kernel, noise):
     kernel: last layer, ``[P, C]``.
     noise: :math:`\chi_3 / m`, ``[P, C]``, one draw a run.
 
-  References: Phan et al. (2020), Equation 8, as the mean over a batch.
+  References: Phan et al. (2020), Section 3, the perturbed functions after
+  Lemma 4, as the mean over a batch.
   """
   chex.assert_equal_shape([kernel, noise])
   return -jnp.sum(kernel * noise)
@@ -76,9 +78,13 @@ def reconstruction(decode, hidden, images, *, form='published'):
   'published' is :math:`\sum_j (\tfrac12 - \bar x_j) \tilde x_j` with
   :math:`\tilde x = \theta_1 \bar h`, the noisy hidden layer held fixed as in
   the paper's gradient; it has no lower bound. 'clipped' clips
-  :math:`\tilde x` to [-1, 1] first. 'official' is the released code's
+  :math:`\tilde x` to [-1, 1] first. 'official' has the released code's decoder
+  and elementwise loss,
   :math:`|\log 2 + \max(\tilde x, 0) (\tfrac12 - \bar x)|`, whose gradient
-  runs through the hidden layer too.
+  runs through the hidden layer too. It is not all of that code: there ReLU,
+  batch normalisation and a clip to [-1, 1] stand between the affine layer and
+  the noise, here none of them; and it sums over pixels, as the code does on
+  MNIST and CIFAR-10, where on Tiny ImageNet the code takes their mean.
 
   Args:
     decode: function of hidden units, ``[B, ...] -> [B, H, W, C]``; its

@@ -1,7 +1,9 @@
 r"""What StoBatch does to its records before it trains: the mechanism. Device.
 
-:func:`release` is the only place where an image or a label gets its noise;
-training, the audit and the figures all call it. Two modes:
+:func:`release` is the only place where a RECORD, image and label, gets its
+noise before training; training, the audit and the figures all call it. (Sums
+over records get theirs in ``moments.release``, fresh votes of a prediction in
+``stobatch.make_predict``.) Two modes:
 
 ``paper``: one draw :math:`\chi_1 / m` is added to EVERY image, and labels
 leave as they are. The difference of two released images is the difference of

@@ -8,14 +8,14 @@ Host: `Config`, `calibrate`, `network`. Device, pure, jittable:
   scales = calibrate(config, state.params['encoder']['kernel'])
   batch = Batch(release(key, scales, ...), release(...), assignment, trainer)
   run = parallel.map_trainers(make_train_step(config), num_trainers=1)
-  state, info = run(key, state, batch)  # leaves of a batch are [N, M, b / M, ...]
+  state, info = run(key, state, batch)  # a batch has leaves [N, M, b / M, ...]
 
 Two modes, side by side in every table. ``paper`` is the published algorithm:
 one shared draw on all inputs, exact labels, batch normalisation; its privacy
 theorems are *claimed* and fail under standard accounting. ``sound`` releases
 each record once with its own noise and randomised labels (*proved*) and
 trains on that for as long as it likes. Privacy lives in ``releases.release``
-alone; certificates in ``certificates``.
+and ``moments.release``; certificates in ``certificates``.
 
 A step is written for one trainer and one of its shards: adversarial examples
 from the released source batch, local gradient, mean over shards, clip of the
@@ -141,8 +141,7 @@ def _sound_scale(config, model):
   """Laplace scale that spends what labels and moments leave."""
   return guarantees.laplace_vector_scale(
       config.epsilon - config.label_epsilon - config.moments_epsilon,
-      config.delta, math.prod(model.image_shape), shift=2.,
-      copies=config.copies)
+      config.delta, math.prod(model.image_shape), shift=2.)
 
 
 def _paper_scales(config, model, kernel):
