@@ -43,6 +43,29 @@ class ConvolutionTest(parameterized.TestCase):
       np.testing.assert_allclose(mapped[i], alone, atol=2e-5)
       np.testing.assert_allclose(twice[0, i], alone, atol=2e-5)
 
+  @parameterized.product(
+      size=((7, 7), (9, 12)), kernel=((5, 5), (3, 2), (1, 1)),
+      strides=((2, 2), (3, 1)), padding=('SAME', 'VALID', ((3, 2), (1, 0))))
+  def test_the_input_gradient_without_zeros_is_xlas(
+      self, size, kernel, strides, padding):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    x, kernel = draw(2, *size, 9), draw(*kernel, 9, 3)
+    out, pull = jax.vjp(lambda x: plain(x, kernel, strides, padding), x)
+    cotangent = draw(*out.shape)
+    np.testing.assert_allclose(
+        convolution.input_gradient(
+            cotangent, kernel, x.shape, strides, padding),
+        pull(cotangent)[0], rtol=0, atol=1e-5)
+
+  def test_a_strided_gradient_convolves_no_zeros(self):
+    x, kernel = np.ones((2, 8, 8, 9), np.float32), np.ones(
+        (5, 5, 9, 3), np.float32)
+    text = lambda fun: str(jax.make_jaxpr(jax.grad(
+        lambda x: jnp.sum(fun(x, kernel, (2, 2), 'SAME'))))(x))
+    self.assertIn('lhs_dilation=(2, 2)', text(plain))
+    self.assertNotIn('lhs_dilation=(2, 2)', text(convolution.convolve))
+
   def test_a_mapped_gradient_holds_no_grouped_convolution(self):
     x, kernel = self.arrays()
     loss = lambda kernel, x: jnp.sum(jnp.sin(convolution.convolve(

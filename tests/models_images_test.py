@@ -460,6 +460,18 @@ class NormTest(parameterized.TestCase):
     np.testing.assert_allclose(tested, hidden, rtol=0, atol=1e-5)
     chex.assert_trees_all_equal(kept, variables['batch_stats'])
 
+  def test_statistics_are_of_the_examples_that_count(self):
+    model, variables = _digits('batch')
+    h = 2. * _hidden(model, 6) + 5.
+    far = jnp.concatenate([h, 9. * h[:2] - 7.])
+    (alone, _), stats = _classify(model, variables, h, train=True)
+    (both, _), counted = _classify(
+        model, variables, far, train=True, counted=jnp.arange(len(far)) < len(h))
+    np.testing.assert_allclose(both[:len(h)], alone, rtol=0, atol=1e-5)
+    chex.assert_trees_all_close(counted, stats, rtol=1e-5, atol=1e-6)
+    (mixed, _), _ = _classify(model, variables, far, train=True)
+    self.assertGreater(np.abs(mixed[:len(h)] - alone).max(), .1)
+
   def test_noise_that_all_share_does_not_blur_the_statistics(self):
     norm = tails.Normalize('batch')
     x = _normal(9, (64, 8))

@@ -269,7 +269,8 @@ def decode_patches(model, params, h):
 
 
 def classify(model, params, batch_stats, h, *, train=False,
-             statistics='running', key=None, example_ids=None, axis_name=None):
+             statistics='running', key=None, example_ids=None, counted=None,
+             axis_name=None):
   """Applies the tail to the first layer's output, noise included.
 
   Args:
@@ -283,6 +284,8 @@ def classify(model, params, batch_stats, h, *, train=False,
       as the published code tests: predictions then depend on batch-mates.
     key: typed key of the step; needed where units are dropped.
     example_ids: int ``[B]``; needed where units are dropped.
+    counted: bool ``[B]``, the examples that statistics of the batch are of;
+      None for all.
     axis_name: mapped axes over which one trainer's batch is split, whose
       shards share batch statistics; None where it is not split.
 
@@ -299,7 +302,8 @@ def classify(model, params, batch_stats, h, *, train=False,
   tail = model.tail.clone(axis_name=axis_name)
   out, state = tail.apply(
       {'params': params, 'batch_stats': batch_stats}, h, train=train,
-      statistics=statistics, example_ids=example_ids, mutable=['batch_stats'],
+      statistics=statistics, example_ids=example_ids, counted=counted,
+      mutable=['batch_stats'],
       rngs={} if key is None else {'dropout': key})
   return out, state.get('batch_stats', {}) if train else batch_stats
 

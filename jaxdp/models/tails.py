@@ -72,7 +72,7 @@ class Normalize(nn.Module):
   axis_name: str | tuple[str, ...] | None = None
 
   @nn.compact
-  def __call__(self, x, use_running):
+  def __call__(self, x, use_running, counted=None):
     # Two-pass variances: noise that all examples share makes means large
     # beside the spread, where E[x^2] - E[x]^2 loses its digits.
     fixed = dict(epsilon=_NORM_EPS, use_bias=False, use_scale=False,
@@ -83,8 +83,10 @@ class Normalize(nn.Module):
       return nn.GroupNorm(num_groups=None, group_size=size, **fixed)(x)
     if not (use_running or self.is_initializing()):
       _check_bound(self.axis_name)
+    mask = None if counted is None else jnp.broadcast_to(
+        counted.reshape(-1, *[1] * (x.ndim - 1)), x.shape)
     return nn.BatchNorm(use_running_average=use_running, momentum=MOMENTUM,
-                        axis_name=self.axis_name, **fixed)(x)
+                        axis_name=self.axis_name, **fixed)(x, mask=mask)
 
 
 def _check_bound(axis_name):
@@ -136,7 +138,7 @@ class Tail(nn.Module):
 
   @nn.compact
   def __call__(self, h, train=False, *, statistics='running',
-               example_ids=None):
+               example_ids=None, counted=None):
     """Classifies the first layer's output.
 
     Args:
@@ -144,13 +146,15 @@ class Tail(nn.Module):
       train: static; whether units are dropped and statistics are the batch's.
       statistics: 'running' or 'batch', those of 'batch' norm outside training.
       example_ids: int ``[B]``; needed where units are dropped.
+      counted: bool ``[B]``, the examples that batch statistics are of; None
+        for all.
 
     Returns:
       ``(hidden, logits)``: ``[B, P]`` in [-1, 1] and ``[B, C]``.
     """
     use_running = not train and statistics == 'running'
     normalize = lambda name, x: Normalize(
-        self.norm, self.axis_name, name=name)(x, use_running)
+        self.norm, self.axis_name, name=name)(x, use_running, counted)
     drop = lambda name, x: _drop(name, x, example_ids) if train else x
     hidden = jnp.clip(self.features(h, normalize, drop), -1., 1.)
     return hidden, self.dense('last', self.num_classes)(hidden)

@@ -275,11 +275,13 @@ def _objective(params, keys, config, model, state, batch):
   hidden = models.images.encode(model, params['encoder'], images)
   noisy = hidden + state.noise.hidden[None]
   rebuilt = _reconstruction(params, config, model, state, noisy, images, num)
-  # The first layer learns from the reconstruction alone.
+  # The first layer learns from the reconstruction alone. A batch's statistics
+  # are of its benign half, for that is what a deployed network has.
   (_, logits), stats = models.images.classify(
       model, params['tail'], state.batch_stats, jax.lax.stop_gradient(noisy),
       train=True, key=keys.dropout, axis_name=layouts.SHARD,
-      example_ids=jnp.concatenate([batch.benign.ids, batch.source.ids]))
+      example_ids=jnp.concatenate([batch.benign.ids, batch.source.ids]),
+      counted=jnp.arange(len(images)) < num)
   scores = jax.nn.softmax(logits) if config.official_softmax_taylor else logits
   classified = jnp.sum(weights * objectives.taylor_loss(scores, targets))
   penalty = .5 * config.weight_penalty * jnp.sum(
