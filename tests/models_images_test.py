@@ -466,7 +466,8 @@ class NormTest(parameterized.TestCase):
     far = jnp.concatenate([h, 9. * h[:2] - 7.])
     (alone, _), stats = _classify(model, variables, h, train=True)
     (both, _), counted = _classify(
-        model, variables, far, train=True, counted=jnp.arange(len(far)) < len(h))
+        model, variables, far, train=True,
+        counted=jnp.arange(len(far)) < len(h))
     np.testing.assert_allclose(both[:len(h)], alone, rtol=0, atol=1e-5)
     chex.assert_trees_all_close(counted, stats, rtol=1e-5, atol=1e-6)
     (mixed, _), _ = _classify(model, variables, far, train=True)

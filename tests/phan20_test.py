@@ -370,9 +370,9 @@ class RunsTest(parameterized.TestCase):
         side_effect=keep) as kept:
       self.assertEqual({}, reproduce.reproduce(out, {
           name: _FIGURES[reproduce.EXPERIMENTS[name][0]] for name in names}))
-    # Two runs, each kept after 2 and after 3 steps.
+    # Two runs of three steps; a run that is there makes none.
     self.assertEqual([call.args[1] for call in kept.call_args_list],
-                     [2, 3, 2, 3])
+                     [1, 2, 3, 1, 2, 3])
     self.assertLen(os.listdir(os.path.join(out, 'phan20_runs')), 2)
     with open(os.path.join(out, 'report.html'), encoding='utf-8') as page:
       text = page.read()

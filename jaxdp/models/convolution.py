@@ -7,10 +7,11 @@ trainers it becomes one grouped convolution, which XLA's CPU backend runs
 several times slower than the same gradients one after the other; here it is
 written out trainer by trainer inside the one compiled function.
 
-By the input, with strides, it is a convolution of a cotangent with zeros between
-its entries, for which the CPU backend has slow loops. The inputs at one offset
-within a stride meet every second (third, ...) tap of the kernel and no zero, so
-they are a plain convolution; one for each offset, interleaved, is the gradient.
+By the input, with strides, it is a convolution of a cotangent with zeros
+between its entries, for which the CPU backend has slow loops. The inputs at one
+offset within a stride meet every second (third, ...) tap of the kernel and no
+zero, so they are a plain convolution; one for each offset, interleaved, is the
+gradient.
 
 >>> import jax, jax.numpy as jnp
 >>> x, kernel = jnp.ones((2, 4, 4, 1)), jnp.ones((3, 3, 1, 2))
@@ -142,10 +143,10 @@ class _Taps(NamedTuple):
 
 
 def _taps(stride, size, num_taps, num_out, low, offset):
-  """Input ``offset + stride t`` meets tap ``first + stride m`` at ``t + q - m``.
+  """Input ``offset + stride t`` meets ``first + stride m`` at ``t + q - m``.
 
-  As many t for every offset, so that the parts interleave; what lies beyond the
-  input is cut afterwards.
+  As many t for every offset, so that the parts interleave; what lies beyond
+  the input is cut afterwards.
   """
   first = (offset + low) % stride
   taps = slice(first, None, stride)
