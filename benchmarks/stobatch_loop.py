@@ -24,8 +24,6 @@ from jaxdp.training import objectives
 from jaxdp.training import releases
 from jaxdp.training import stobatch
 
-_PGD_STEP = 2.5  # bounds a run: Madry et al. (2018)
-
 
 class Share(NamedTuple):
   """What the loop holds of one trainer."""
@@ -37,6 +35,7 @@ class Share(NamedTuple):
 class Parts(NamedTuple):
   """What the loop calls, each compiled on its own."""
   draw: Any  # (key, step, trainer) -> (attack key, own key, bound)
+  statistics: Any  # (state, key, images, ids) -> those of the source batch
   labels: Any  # (state, images) -> int [B], the network's answers
   start: Any  # (key, ids, images, bound) -> images
   ascend: Any  # one step of an attack
@@ -65,7 +64,7 @@ def shares(config, batch):
 def parts(config, wrap=jax.jit):
   """`Parts` of a config; ``wrap`` makes of each what the loop calls."""
   return Parts(*(wrap(functools.partial(fun, config)) for fun in (
-      _draw, _labels, _start, _ascend, _gradient, _update)))
+      _draw, _statistics, _labels, _start, _ascend, _gradient, _update)))
 
 
 def step(do, config, key, state, held):
@@ -81,8 +80,15 @@ def step(do, config, key, state, held):
   found = []
   for share in held:
     attack_key, own_key, bound = do.draw(key, state.step, share.trainer)
+    target = state
+    if state.batch_stats:
+      images, ids = (jnp.concatenate([
+          getattr(source, field) for source in share.sources.values()])
+                     for field in ('images', 'ids'))
+      target = state._replace(
+          batch_stats=do.statistics(state, attack_key, images, ids))
     attacked = [
-        _attacked(do, config, name, attack_key, state, source, bound)
+        _attacked(do, config, name, attack_key, target, source, bound)
         for name, source in share.sources.items()]
     found.append(do.gradient(state, own_key, share.benign, attacked,
                              list(share.sources.values())))
@@ -96,8 +102,7 @@ def _attacked(do, config, name, key, state, source, bound):
   labels = do.labels(state, images)
   if name == 'pgd':
     images = do.start(key, source.ids, images, bound)
-  length = bound * (
-      (_PGD_STEP if name == 'pgd' else 1.) / config.attack_steps)
+  length = bound / config.attack_steps
   for _ in range(config.attack_steps):
     images, momentum = do.ascend(
         state, source.images, labels, bound, length,
@@ -134,9 +139,16 @@ def _draw(config, key, step_index, trainer):
   """Keys and attack size of a trainer's step."""
   fold = jax.random.fold_in
   step_key = samplers.element_keys(key, samplers.TRAIN, step_index, 1)[0]
-  own = fold(step_key, trainer)
-  bound = config.max_attack_bound * (1. - jax.random.uniform(own))
-  return fold(step_key, samplers.ATTACK), own, bound
+  own = fold(fold(step_key, samplers.TRAIN), trainer)
+  bound = config.max_attack_bound * (
+      1. - jax.random.uniform(fold(own, samplers.ATTACK)))
+  return (fold(step_key, samplers.ATTACK), fold(own, samplers.TRAIN), bound)
+
+
+def _statistics(config, state, key, images, ids):
+  """Statistics of the tail on a batch of released images."""
+  return stobatch.make_statistics(config)(
+      key, state, releases.Released(images, None, ids))
 
 
 def _logits(config, state, images):
@@ -163,7 +175,9 @@ def _ascend(config, state, origin, labels, bound, length, decay, images,
   """A step along the sign of the momentum, then back into the ball."""
   def loss(x):
     scores = jax.nn.log_softmax(_logits(config, state, x))
-    return -jnp.sum(jnp.take_along_axis(scores, labels[:, None], axis=1))
+    right = (jnp.argmax(scores, axis=-1)
+             if config.attack_labels == 'repredicted' else labels)
+    return -jnp.sum(jnp.take_along_axis(scores, right[:, None], axis=1))
 
   slope = jax.grad(loss)(images)
   size = jnp.mean(jnp.abs(slope), axis=(1, 2, 3), keepdims=True)
@@ -188,7 +202,8 @@ def _gradient(config, state, own_key, benign, attacked, sources):
         images, form=config.reconstruction)
     (_, logits), stats = models.images.classify(
         model, tail, state.batch_stats, jax.lax.stop_gradient(hidden),
-        train=True, key=own_key, example_ids=ids)
+        train=True, key=own_key, example_ids=ids,
+        counted=jnp.arange(len(ids)) < len(benign.ids))
     total = jnp.sum(rebuilt) / len(benign.images) + _classification(
         config, objectives.taylor_loss(logits, targets), len(benign.images))
     return (total + objectives.label_noise_term(
