@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A first look at a new GPU host, under 5 minutes: are the nearest words right
+# A first look at a new GPU host, meant for 5 minutes: are the nearest words right
 # there, and how far from the roof are they? Rows and tables go to $OUT.
 #
 #   bash benchmarks/gpu_check.sh

@@ -11,6 +11,8 @@ what is compared is work in units of that product: the median over rounds.
   roof, stream       what this machine does at best: FLOP/s and bytes/s
   Peer               a contestant in another interpreter
 
+A benchmark checks each contestant's answer, then does this:
+
 >>> counts = rotating(sum, [range(9_000), range(9_001)])
 >>> measured = interleave({'ours': counts, 'naive': counts}, rounds=3)
 >>> row = fields(measured['ours'], units=9_000, unit='words')

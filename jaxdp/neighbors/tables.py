@@ -112,7 +112,8 @@ def prepare(vectors, *, precision='auto', mesh=None):
       table, of half the size in bfloat16.
     mesh: None, or the mesh of the searches. Where its second axis splits the
       rows, each device gets its part alone, straight from the host where
-      ``vectors`` is a NumPy array; then searches must name the mesh too.
+      ``vectors`` is a NumPy array; then searches must name the mesh too, and
+      this call must stand outside ``jit``.
 
   Returns:
     `PreparedTable`, a pytree to pass in place of ``vectors``.
