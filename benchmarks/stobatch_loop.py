@@ -12,6 +12,7 @@ of CleverHans that it calls.
 
 import functools
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ import optax
 from jaxdp import models
 from jaxdp import samplers
 from jaxdp.attacks import gradient
+from jaxdp.models import convolution
 from jaxdp.training import objectives
 from jaxdp.training import releases
 from jaxdp.training import stobatch
@@ -65,6 +67,27 @@ def parts(config, wrap=jax.jit):
   """`Parts` of a config; ``wrap`` makes of each what the loop calls."""
   return Parts(*(wrap(functools.partial(fun, config)) for fun in (
       _draw, _statistics, _labels, _start, _ascend, _gradient, _update)))
+
+
+def stock(fun):
+  """Compiles a part whose convolutions have XLA's own gradients."""
+  def call(*args):
+    with mock.patch.multiple(convolution, convolve=_convolve,
+                             transpose=_transpose):
+      return fun(*args)
+  return jax.jit(call)
+
+
+def _convolve(x, kernel, strides, padding):
+  return jax.lax.conv_general_dilated(
+      x, kernel, strides, padding, dimension_numbers=convolution.NHWC,
+      precision=convolution.PRECISION)
+
+
+def _transpose(h, kernel, image_shape, strides, padding):
+  like = jax.ShapeDtypeStruct((len(h), *image_shape), h.dtype)
+  return jax.linear_transpose(
+      lambda x: _convolve(x, kernel, strides, padding), like)(h)[0]
 
 
 def step(do, config, key, state, held):

@@ -6,9 +6,11 @@ A step is whole: adversarial examples, each trainer's gradient, means, update.
 Images are random, of the data set's shape. In the same process, in turn with
 ours:
 
-  loop      as the released code is organised, each part jitted
-            (``stobatch_loop``)
-  unjitted  that loop with nothing jitted, in few repeats
+  loop        as the released code is organised, each part jitted
+              (``stobatch_loop``), over this library's network
+  stock_loop  that loop over the network as Flax gives it: the gradients of
+              convolutions are XLA's own
+  unjitted    the first loop with nothing jitted, in few repeats
 
 First all of them take one step from one state with one key: parameters must
 agree within 1e-5, and each part of the network must have moved a hundred times
@@ -45,7 +47,7 @@ from jaxdp.training import stobatch
 from jaxdp.training import stobatch_config
 
 DATASETS = ('digits', 'mnist', 'cifar10')
-BASELINES = ('loop', 'unjitted')
+BASELINES = ('loop', 'stock_loop', 'unjitted')
 
 _TOLERANCE = 1e-5  # of a parameter after one step
 _VISIBLE = 100.  # tolerances that each part of the network must move by
@@ -208,6 +210,8 @@ def runs(case, key, batch, against):
       do, config, key, state, held)
   made = {'jaxdp': lambda state: run(key, state, placed)[0],
           'loop': loop(jitted)}
+  if 'stock_loop' in against:
+    made['stock_loop'] = loop(stobatch_loop.parts(config, stobatch_loop.stock))
   if 'unjitted' in against:
     made['unjitted'] = loop(stobatch_loop.parts(config, lambda fun: fun))
   return made, lambda state: stobatch_loop.operations(
@@ -287,7 +291,8 @@ def _described(case, impl):
 def _ratios(name, measured, slow, clock):
   """How many times as fast as each baseline this contestant is."""
   return {f'ratio_to_{other}': harness.ratio(times[name], times[other], clock)
-          for other, times in (('loop', measured), ('unjitted', slow))
+          for other, times in (('loop', measured), ('stock_loop', measured),
+                               ('unjitted', slow))
           if other != name and {other, name} <= set(times)}
 
 
@@ -312,7 +317,7 @@ def define_flags():
     flags.DEFINE_integer(name, getattr(usual, name), doc, lower_bound=1)
   flags.DEFINE_enum('backend', usual.backend, layouts.BACKENDS,
                     'How the trainers run.')
-  flags.DEFINE_list('against', list(BASELINES), 'Among loop, unjitted.')
+  flags.DEFINE_list('against', list(BASELINES), f'Among {", ".join(BASELINES)}.')
   flags.register_validator('against', lambda v: set(v) <= set(BASELINES),
                            f'unknown name; use some of {BASELINES}')
   flags.DEFINE_integer('repeats', 20, 'Timed steps of each.', lower_bound=1)

@@ -44,23 +44,45 @@ class ConvolutionTest(parameterized.TestCase):
       np.testing.assert_allclose(twice[0, i], alone, atol=2e-5)
 
   @parameterized.product(
+      form=(convolution.input_gradient, convolution.spread_gradient),
       size=((7, 7), (9, 12)), kernel=((5, 5), (3, 2), (1, 1)),
       strides=((2, 2), (3, 1)), padding=('SAME', 'VALID', ((3, 2), (1, 0))))
   def test_the_input_gradient_without_zeros_is_xlas(
-      self, size, kernel, strides, padding):
+      self, form, size, kernel, strides, padding):
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
     x, kernel = draw(2, *size, 9), draw(*kernel, 9, 3)
     out, pull = jax.vjp(lambda x: plain(x, kernel, strides, padding), x)
     cotangent = draw(*out.shape)
     np.testing.assert_allclose(
-        convolution.input_gradient(
-            cotangent, kernel, x.shape, strides, padding),
+        form(cotangent, kernel, x.shape, strides, padding),
         pull(cotangent)[0], rtol=0, atol=1e-5)
 
-  def test_a_strided_gradient_convolves_no_zeros(self):
-    x, kernel = np.ones((2, 8, 8, 9), np.float32), np.ones(
-        (5, 5, 9, 3), np.float32)
+  @parameterized.parameters((2, (2, 2)), (9, (2, 2)), (2, (1, 1)))
+  def test_the_transpose_and_its_gradients_are_xlas(self, channels, strides):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.float32(rng.normal(size=shape))
+    x, kernel = draw(3, 4, 7, 6, channels), draw(3, 3, channels, 5)
+    h = jax.vmap(lambda x: plain(x, kernel, strides, 'SAME'))(x)
+
+    def theirs(h, kernel):
+      return jax.vjp(lambda x: plain(x, kernel, strides, 'SAME'), x[0])[1](h)[0]
+
+    def ours(h, kernel):
+      return convolution.transpose(h, kernel, x.shape[2:], strides, 'SAME')
+
+    gradients = lambda fun: jax.jit(jax.vmap(jax.grad(
+        lambda h, k: jnp.sum(jnp.sin(fun(h, k))), (0, 1)), (0, None)))(
+            h, kernel)
+    np.testing.assert_allclose(ours(h[0], kernel), theirs(h[0], kernel),
+                               atol=5e-5)
+    for got, want in zip(gradients(ours), gradients(theirs)):
+      np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+  @parameterized.parameters(2, 9)
+  def test_a_strided_gradient_convolves_no_zeros(self, channels):
+    x, kernel = np.ones((2, 8, 8, channels), np.float32), np.ones(
+        (5, 5, channels, 3), np.float32)
     text = lambda fun: str(jax.make_jaxpr(jax.grad(
         lambda x: jnp.sum(fun(x, kernel, (2, 2), 'SAME'))))(x))
     self.assertIn('lhs_dilation=(2, 2)', text(plain))

@@ -11,7 +11,8 @@ By the input, with strides, it is a convolution of a cotangent with zeros
 between its entries, for which the CPU backend has slow loops. The inputs at one
 offset within a stride meet every second (third, ...) tap of the kernel and no
 zero, so they are a plain convolution; one for each offset, interleaved, is the
-gradient.
+gradient. Where the input has few channels, one product gives what every output
+sends to each pixel of its window, and the shifted parts are added.
 
 >>> import jax, jax.numpy as jnp
 >>> x, kernel = jnp.ones((2, 4, 4, 1)), jnp.ones((3, 3, 1, 2))
@@ -29,7 +30,7 @@ NHWC = ('NHWC', 'HWIO', 'NHWC')
 # A GPU's own choice is TF32, of 10-bit mantissas; a CPU has float32 anyway.
 PRECISION = jax.lax.Precision.HIGHEST
 _MOST_UNROLLED = 32  # trainers on one device whose gradients are written out
-_FEW_CHANNELS = 8  # of an input, below which XLA's own gradient is the faster
+_FEW_CHANNELS = 8  # of an input, below which a product beats convolutions
 
 
 def convolve(x, kernel, strides, padding):
@@ -72,15 +73,59 @@ def _convolution(strides, padding):
 
   def backward(saved, cotangent):
     x, kernel = saved
-    if (jax.default_backend() == 'cpu' and max(strides) > 1
-        and x.shape[-1] >= _FEW_CHANNELS):
-      to_x = input_gradient(cotangent, kernel, x.shape, strides, padding)
-    else:
-      to_x, = jax.vjp(lambda a: plain(a, kernel), x)[1](cotangent)
-    return to_x, _kernel_gradient(strides, padding, kernel.shape)(x, cotangent)
+    return (_adjoint(cotangent, kernel, x.shape, strides, padding),
+            _kernel_gradient(strides, padding, kernel.shape)(x, cotangent))
 
   fun.defvjp(forward, backward)
   return fun
+
+
+def transpose(h, kernel, image_shape, strides, padding):
+  """The adjoint of a convolution by its input: ``<conv(x), h> = <x, this>``.
+
+  Args:
+    h: ``[B, H', W', F]``.
+    kernel: ``[kh, kw, Cin, F]``, of the convolution.
+    image_shape: ``(H, W, Cin)``, of its input.
+    strides, padding: as for :func:`convolve`.
+
+  Returns:
+    ``[B, H, W, Cin]``; differentiable by both, not twice in forward mode.
+  """
+  if not isinstance(padding, str):
+    padding = tuple(tuple(map(int, pair)) for pair in padding)
+  return _transposition(tuple(image_shape), tuple(strides), padding)(h, kernel)
+
+
+@functools.cache
+def _transposition(image_shape, strides, padding):
+  """The adjoint of one geometry, its gradients defined."""
+  def apply(h, kernel):
+    return _adjoint(h, kernel, (len(h), *image_shape), strides, padding)
+
+  fun = jax.custom_vjp(apply)
+
+  def forward(h, kernel):
+    return apply(h, kernel), (h, kernel)
+
+  def backward(saved, cotangent):
+    h, kernel = saved
+    return (_plain(cotangent, kernel, strides, padding),
+            _kernel_gradient(strides, padding, kernel.shape)(cotangent, h))
+
+  fun.defvjp(forward, backward)
+  return fun
+
+
+def _adjoint(cotangent, kernel, shape, strides, padding):
+  """The fastest of three forms of the gradient by the input."""
+  if jax.default_backend() == 'cpu' and max(strides) > 1:
+    form = (spread_gradient if kernel.shape[2] < _FEW_CHANNELS
+            else input_gradient)
+    return form(cotangent, kernel, shape, strides, padding)
+  like = jax.ShapeDtypeStruct(shape, cotangent.dtype)
+  return jax.linear_transpose(
+      lambda x: _plain(x, kernel, strides, padding), like)(cotangent)[0]
 
 
 @functools.cache
@@ -118,8 +163,7 @@ def input_gradient(cotangent, kernel, shape, strides, padding):
   Returns:
     ``[B, H, W, Cin]``.
   """
-  pads = padding if not isinstance(padding, str) else jax.lax.padtype_to_pads(
-      shape[1:3], kernel.shape[:2], strides, padding)
+  pads = _pairs(shape, kernel.shape, strides, padding)
   # Taps of zero, so that every offset meets one.
   kernel = jnp.pad(kernel, [(0, max(0, stride - num)) for stride, num in zip(
       strides, kernel.shape)] + [(0, 0)] * 2)
@@ -127,13 +171,60 @@ def input_gradient(cotangent, kernel, shape, strides, padding):
       [_taps(*args, offset) for offset in range(args[0])]
       for args in zip(strides, shape[1:3], kernel.shape[:2],
                       cotangent.shape[1:3], (low for low, _ in pads)))
-  parts = jnp.stack([jnp.stack([
+  return _interleave([[
       _plain(cotangent, jnp.swapaxes(kernel[row.taps, column.taps], 2, 3)[
           ::-1, ::-1], (1, 1), (row.pads, column.pads))
-      for column in columns], 3) for row in rows], 2)
+      for column in columns] for row in rows], shape)
+
+
+def spread_gradient(cotangent, kernel, shape, strides, padding):
+  """As :func:`input_gradient`, by one product and shifted sums.
+
+  Memory: kh kw Cin floats for each output position.
+  """
+  pads = _pairs(shape, kernel.shape, strides, padding)
+  parts = jnp.einsum('byxf,klcf->byxklc', cotangent, kernel,
+                     precision=PRECISION)
+
+  def pixels(offsets):
+    """The sum over the outputs that see the pixels at these offsets."""
+    seen = [_windows(*args) for args in zip(
+        offsets, strides, shape[1:3], kernel.shape[:2], cotangent.shape[1:3],
+        (low for low, _ in pads))]
+    return sum(
+        jax.lax.pad(parts[:, :, :, row, column], jnp.zeros((), parts.dtype),
+                    ((0, 0, 0), (*up, 0), (*left, 0), (0, 0, 0)))
+        for row, up in seen[0] for column, left in seen[1])
+
+  return _interleave([[pixels((row, column)) for column in range(strides[1])]
+                      for row in range(strides[0])], shape)
+
+
+def _pairs(shape, kernel_shape, strides, padding):
+  return padding if not isinstance(padding, str) else jax.lax.padtype_to_pads(
+      shape[1:3], kernel_shape[:2], strides, padding)
+
+
+def _interleave(parts, shape):
+  """Parts [B, h, w, C] by offset within a stride, rows of columns, as one."""
+  parts = jnp.stack([jnp.stack(row, 3) for row in parts], 2)
   batch, height, down, width, right, channels = parts.shape
   return parts.reshape(batch, height * down, width * right, channels)[
       :, :shape[1], :shape[2]]
+
+
+def _windows(offset, stride, size, num_taps, num_out, low):
+  """Taps that meet input ``offset + stride t``, and pads that align them to t.
+
+  It meets tap k of output ``t + (offset + low - k) / stride``, on one axis. At
+  an offset that no tap meets the first one is cut to zeros.
+  """
+  count = -(-size // stride)
+  met = []
+  for tap in range((offset + low) % stride, num_taps, stride):
+    ahead = (offset + low - tap) // stride
+    met.append((tap, (-ahead, count - num_out + ahead)))
+  return met or [(0, (count, -num_out))]
 
 
 class _Taps(NamedTuple):

@@ -71,16 +71,15 @@ class ConvEncoder(nn.Module):
     """``[B, H', W', F]`` to ``[B, H, W, Cin]``; see :func:`decode`."""
     check_shape('h', h, self.hidden_shape)
     if form == 'transpose':
-      like = jax.ShapeDtypeStruct((h.shape[0], *self.image_shape), h.dtype)
-      adjoint = jax.linear_transpose(
-          lambda x: _convolve(x, self.kernel, self.strides, self.pads), like)
-      return adjoint(h)[0]
+      return convolution.transpose(
+          h, self.kernel, self.image_shape, (self.strides,) * 2, self.pads)
     if form != 'official':
       raise ValueError(f'form={form!r} is unknown; use one of {_FORMS}')
     rows, cols = (np.arange(size) * num // size for size, num in
                   zip(self.image_shape, self.hidden_shape[:2]))
-    return _convolve(h[:, rows][:, :, cols],
-                     self.kernel.transpose(1, 0, 3, 2), 1, 'SAME')
+    return convolution.convolve(
+        h[:, rows][:, :, cols], self.kernel.transpose(1, 0, 3, 2), (1, 1),
+        'SAME')
 
   def patches(self, x):
     """``[B, H, W, Cin]`` to ``[B, H', W', d]``, one row what a unit sees."""
@@ -160,9 +159,3 @@ def check_shape(name, array, shape):
   if not jnp.issubdtype(array.dtype, jnp.floating):
     raise ValueError(f'{name} has dtype {array.dtype}; pass floats, images '
                      'scaled to [-1, 1]')
-
-
-def _convolve(x, kernel, strides, pads):
-  return jax.lax.conv_general_dilated(x, kernel, (strides, strides), pads,
-                                      dimension_numbers=convolution.NHWC,
-                                      precision=convolution.PRECISION)
