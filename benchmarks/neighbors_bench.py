@@ -75,6 +75,7 @@ class Contestant(NamedTuple):
   answer: object  # i -> ids
   timed: object  # i -> what `harness.once` takes
   facts: dict
+  later: object = dict  # () -> facts that take calls, so after the first
 
 
 def placed(case, table, batches):
@@ -103,9 +104,10 @@ def ours(case, mesh, table, batches, precisions):
     answer = functools.partial(lambda i, ready: find(
         batches[i], ready, *more, mesh=mesh)[0], ready=ready)
     facts = {'role': 'ours', 'precision': precision, 'dtype': ready.format,
-             'tiling': _tiling(case, ready),
-             'certified_share': _certified(case, run, batches, ready)}
-    yield precision, Contestant(answer, answer, facts | programs[ready.format])
+             'tiling': _tiling(case, ready)}
+    yield precision, Contestant(
+        answer, answer, facts | programs[ready.format],
+        functools.partial(_certified, case, run, batches, ready))
 
 
 def _compile_facts(program):
@@ -121,9 +123,9 @@ def _tiling(case, ready):
 
 
 def _certified(case, run, batches, ready):
-  """Share of the queries that took no slower step."""
+  """``certified_share``, of the queries that took no slower step."""
   slow = sum(int(sum(run(batch, ready)[2])) for batch in batches)
-  return 1 - slow / (case.B * len(batches))
+  return {'certified_share': 1 - slow / (case.B * len(batches))}
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -231,7 +233,7 @@ def checked(case, check, made):
     first, exact = harness.once(call)[1].wall, who.facts['role'] == 'ours'
     same = check.agreement(case.name(name), who.answer, exact)
     peak = None if 'peer' in who.facts else harness.peak_bytes(call)
-    facts[name] = who.facts | {
+    facts[name] = who.facts | who.later() | {
         'agreement_with_float64': same, 'first_run_s': first,
         'num_checked': _BATCHES * len(check.index),
         'peak_bytes': peak and max(peak, who.facts.get('temp_bytes', 0))}
@@ -273,15 +275,16 @@ def run_case(case, impls, repeats, python=None):
             'roof_bfloat16': harness.roof(dtype='bfloat16')._asdict(),
             'bandwidth_bytes_per_s': bandwidth, 'skipped': skipped}
   for name in made:
-    row = row_of(case, name, measured, bandwidth)
+    itemsize = 2 if facts[name]['dtype'] == 'bfloat16' else 4
+    row = row_of(case, name, measured, bandwidth, itemsize)
     yield row | facts[name] | around | harness.machine()
 
 
-def row_of(case, impl, measured, bandwidth):
+def row_of(case, impl, measured, bandwidth, itemsize=4):
   """Sizes, times, shares and ratios of one contestant."""
   clock, mine = harness.clock(case.devices), measured[impl]
   flops = 2 * case.V * case.D * case.B
-  traffic = 4 * case.D * (case.V + case.B) + 8 * case.B * case.k
+  traffic = itemsize * case.D * (case.V + case.B) + 8 * case.B * case.k
   row = {'benchmark': 'neighbors', 'name': case.name(impl), 'impl': impl,
          'V': case.V, 'D': case.D, 'B': case.B, 'k': case.k,
          'n_devices': case.devices} | harness.fields(

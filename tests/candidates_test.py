@@ -48,12 +48,14 @@ class CacheTest(parameterized.TestCase):
     candidates.geometry(_table())
     self.assertEqual(set(os.listdir('.')), before)
 
-  @parameterized.parameters('cut', 'changed', 'text', 'other')
+  @parameterized.parameters('cut', 'empty', 'changed', 'text', 'other')
   def test_a_damaged_file_is_refused(self, damage):
     candidates.geometry(_table(), cache_dir=self.folder)
     path = self.folder / self._files()[0]
     if damage == 'cut':
       path.write_bytes(path.read_bytes()[:200])
+    elif damage == 'empty':
+      path.write_bytes(b'')
     elif damage == 'text':
       path.write_text('not a zip')
     else:

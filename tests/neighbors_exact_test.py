@@ -167,12 +167,12 @@ class ExactTiesTest(parameterized.TestCase):
     zero = np.zeros((1, _DIM), np.float32)
     fun = jax.jit(exact.sq_distances)
     with jax.enable_x64(True):
-      order = np.argsort(fun(zero, rows))
+      order = np.argsort(fun(zero[0], rows))
     # XLA orders the sum by the shape, so a few pairs are tried.
     for low, high in zip(order[:50], order[::-1]):
       table = np.repeat(rows[[high, low]], num // 2, axis=0)
       with jax.enable_x64(True):
-        sums = fun(zero, table)
+        sums = fun(zero[0], table)
       if sums[0] > sums[-1]:
         return table
     return self.fail('no order of the entries makes float64 break the tie')

@@ -362,6 +362,21 @@ class GateTest(parameterized.TestCase):
       self.assertEqual(gate.timing.__wrapped__(),
                        gate.Timing(choice, seconds))
 
+  def test_a_format_that_the_backend_refuses_is_left_out(self):
+    def seconds(form):
+      if form is not gate.rounding.FORMATS['float32']:
+        raise jax.errors.JaxRuntimeError('UNIMPLEMENTED')
+      return 1.
+
+    with mock.patch.object(gate, '_seconds', seconds):
+      self.assertEqual(gate.timing.__wrapped__(),
+                       gate.Timing('float32', {'float32': 1.}))
+
+  def test_several_processes_measure_nothing(self):
+    with mock.patch.object(gate, 'timing', side_effect=AssertionError), \
+        mock.patch.object(jax, 'process_count', lambda: 2):
+      self.assertEqual(self._traced().format, 'float32')
+
   def test_measures_once_and_even_while_a_caller_is_traced(self):
     gate.timing.cache_clear()
     table = self._traced()
@@ -454,6 +469,14 @@ class MeshTest(parameterized.TestCase):
     for other in (None, mesh_of(8)):
       with self.assertRaisesRegex(ValueError, 'pass the mesh'):
         neighbors.nearest(queries, ready, mesh=other)
+
+  @pytest.mark.slow
+  def test_copies_for_another_split_crowd_out_no_row(self):
+    table = normal(31, NUM, DIM)
+    table[:NUM // 2] += 100.  # all neighbours lie where the copies do
+    ready = neighbors.prepare(table, mesh=mesh_of(2, 4))  # three copies
+    got, _ = neighbors.k_nearest(table[-1:], ready, K, mesh=mesh_of(4, 2))
+    np.testing.assert_array_equal(got, exact_nearest(table[-1:], table, K)[0])
 
   @parameterized.parameters(True, False)
   @pytest.mark.slow

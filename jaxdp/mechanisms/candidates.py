@@ -151,7 +151,8 @@ def _load(path, digest, shape):
       whole = (str(held['digest']) == digest
                and str(held['content']) == _content(*arrays)
                and arrays[1].shape == arrays[2].shape == shape)
-  except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+  except (OSError, EOFError, ValueError, KeyError,
+          zipfile.BadZipFile) as error:
     raise ValueError(f'{path} is no neighbour table ({error}); remove it and '
                      'it is made again') from error
   if not whole:

@@ -36,13 +36,7 @@ def unit64(dim):
   return (dim + 4) * 2.**-51
 
 
-def sq_distances(queries, rows):
-  """Float64 squared distances over the last axis, from differences."""
-  diff = queries.astype(jnp.float64) - rows.astype(jnp.float64)
-  return jnp.sum(diff * diff, axis=-1)
-
-
-def sq_distances_to(query, rows):
+def sq_distances(query, rows):
   """Float64 squared distances of one query ``[D]`` to rows ``[R, D]``."""
   diff = rows.astype(jnp.float64) - query.astype(jnp.float64)[None]
   # A product with ones: XLA's CPU code adds up a row one term at a time.
@@ -141,7 +135,7 @@ def all_sq_distances(query, vectors, finish=lambda sums: sums):
   """
   def step(index, out):
     start, rows = _tile(vectors, index)
-    sums = finish(sq_distances_to(query, rows))
+    sums = finish(sq_distances(query, rows))
     return lax.dynamic_update_slice_in_dim(out, sums, start, 0)
 
   empty = finish(jnp.zeros((vectors.shape[0],), jnp.float64))

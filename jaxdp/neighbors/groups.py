@@ -96,7 +96,7 @@ def _nearest_rows(vectors, width, query, group):
   member = jnp.arange(_GROUP, dtype=jnp.int32)
   ids = (group[:, None] * _GROUP + member[None]).ravel()
   rows = vectors[jnp.minimum(ids, num - 1)]
-  sums = jnp.where(ids < num, exact.sq_distances_to(query, rows), jnp.inf)
+  sums = jnp.where(ids < num, exact.sq_distances(query, rows), jnp.inf)
   # float32 to select, which XLA does without a sort; float64 to rank.
   _, index = _top_k(-jnp.sqrt(sums).astype(jnp.float32), width)
   return lax.sort((sums[index], ids[index]), num_keys=2)

@@ -25,8 +25,8 @@ The first two terms are what rounding the operands took away: *measured* norms
 of the residuals, which float32 holds exactly, two to three times smaller than
 their worst case. The next two are what D products and sums lose in whatever
 order, fused or not: :math:`\gamma_{D+4}` of Higham (2002), eq. (3.5), with
-:math:`u` = (D + 8) 2^-23 at least twice that, the other half paying for the
-norms and for the arithmetic of the bound itself. Tensor cores truncate when
+:math:`u` = (D + 8) 2^-23 about twice that, the other half paying for the norms
+and for the arithmetic of the bound itself. Tensor cores truncate when
 they align and add, so :math:`u` is doubled for reduced operands off the CPU.
 The last term covers what underflow flushes.
 

@@ -59,7 +59,11 @@ def _compiled(mesh, k):
 
   def sharded(queries, table):
     num = queries.shape[0]
-    extra = -table.num_rows % (1 if split is None else mesh.shape[split])
+    # A zero among unit rows would be as near to all of them.
+    queries = jnp.pad(queries, ((0, -num % mesh.shape[axes[0]]), (0, 0)),
+                      mode='edge')
+    table = _padded(table, 1 if split is None else mesh.shape[split])
+    extra = table.shape[0] - table.num_rows  # prepare may have padded for more
 
     def here(queries, table):
       # Copies of the last row must not crowd out a real one of their part.
@@ -69,8 +73,6 @@ def _compiled(mesh, k):
         ids, distances = _combine(queries, table, ids, mesh, k)
       return ids, distances, jax.tree.map(jnp.atleast_1d, counts)
 
-    queries = jnp.pad(queries, ((0, -num % mesh.shape[axes[0]]), (0, 0)))
-    table = _padded(table, 1 if split is None else mesh.shape[split])
     rows = jax.tree.map(lambda a: spec(split) if a.ndim else spec(), table)
     ids, distances, counts = jax.shard_map(
         here, mesh=mesh, in_specs=(spec(axes[0]), rows),
@@ -118,7 +120,7 @@ def _combine(queries, table, found, mesh, k):
     own = found + lax.axis_index(rows_axis).astype(jnp.int32) * np.int32(
         len(rows))
     near = lax.map(lambda args: exact.sq_distances(
-        args[0][None], rows[args[1]]), (queries, found))
+        args[0], rows[args[1]]), (queries, found))
     near = jnp.where(own < table.num_rows, near, jnp.inf)
     sums, ids = gather(near), gather(own)
     at = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
@@ -251,7 +253,7 @@ def _finish(vectors, queries, found, valid, exhaust):
         lambda: exact.exhaustive(queries[row], vectors, k),
         lambda: exact.rank(queries[row], vectors, found.rows[row],
                            found.live[row], k))
-    sums = exact.sq_distances(queries[row][None], vectors[again])
+    sums = exact.sq_distances(queries[row], vectors[again])
     return (ids.at[row].set(again),
             distances.at[row].set(jnp.sqrt(sums).astype(jnp.float32)),
             left & (index != row))

@@ -32,8 +32,9 @@ def nearest(queries, vectors, *, mesh=None, precision='auto', impl='xla'):
       depend on it.
     precision: arithmetic of the first scan: ``'float32'``; ``'certified'``,
       operands in fewer bits and whatever they leave open again in float32;
-      ``'auto'``, what :func:`timing` found faster here. The answer does not
-      depend on it. A prepared table has made the choice already.
+      ``'auto'``, what :func:`timing` found faster here, float32 for less than
+      16,384 rows and where several processes run. The answer does not depend
+      on it. A prepared table has made the choice already.
     impl: ``'xla'``; the place for a kernel written by hand.
 
   Returns:
@@ -190,11 +191,15 @@ def _prepare(vectors, name, num_rows):
 
 def _format(precision, num):
   """Name of the operands' format."""
-  if precision == 'float32' or precision == 'auto' and num < _SMALL:
+  # Processes that measured differently would run different programs.
+  alone = jax.process_count() == 1
+  if precision == 'float32' or precision == 'auto' and (
+      num < _SMALL or not alone):
     return 'float32'
   if precision == 'auto':
     return gate.timing().choice
-  fast = gate.timing().choice if jax.default_backend() == 'gpu' else 'bfloat16'
+  fast = (gate.timing().choice if jax.default_backend() == 'gpu' and alone
+          else 'bfloat16')
   return 'bfloat16' if fast == 'float32' else fast
 
 
