@@ -9,7 +9,9 @@ deployments are measured side by side:
           votes with fresh noise. What a certificate speaks about.
 
 The attack is on the network of the same deployment, its noise included: each
-step draws fresh noise, and labels are the true ones unless said. A certificate
+step draws fresh noise, and labels are the true ones unless said. ``network=
+'official'`` shows what the released code's attack would find instead, which
+follows the gradients of a network that nobody deploys. A certificate
 is computed at the CLEAN image; the certified accuracy at a size counts images
 that are right there and whose radius exceeds it.
 
@@ -32,6 +34,7 @@ from jaxdp.training import stobatch
 
 DEPLOYMENTS = ('run', 'votes')
 ATTACKS = ('none', 'fgsm', 'ifgsm', 'mim', 'pgd')
+NETWORKS = ('deployed', 'official')
 _CHUNK = 250  # images attacked at once
 
 
@@ -47,6 +50,9 @@ class Cell:
     num_samples: votes an image; not used by 'run'.
     num_draws: draws of noise that each step averages over.
     labels: 'true' or 'predicted', what the attack climbs away from.
+    network: whose gradients the attack follows: 'deployed', or 'official', as
+      the released MNIST code takes them: without the run's noise, normalised
+      by mean 0 and variance 1 (row 16 of its departures from the paper).
   """
   deployment: str = 'run'
   attack: str = 'none'
@@ -55,10 +61,12 @@ class Cell:
   num_samples: int = 200
   num_draws: int = 1
   labels: str = 'true'
+  network: str = 'deployed'
 
   def __post_init__(self):
     for name, values in (('deployment', DEPLOYMENTS), ('attack', ATTACKS),
-                         ('labels', ('true', 'predicted'))):
+                         ('labels', ('true', 'predicted')),
+                         ('network', NETWORKS)):
       if getattr(self, name) not in values:
         raise ValueError(f'{name}={getattr(self, name)!r} must be one of '
                          f'{values}')
@@ -150,7 +158,9 @@ def _voter(config):
 @functools.partial(jax.jit, static_argnames=('config', 'cell'))
 def _attack(key, state, images, labels, bound, *, config, cell):
   predict = stobatch.make_predict(config)
-  fresh = cell.deployment == 'votes'
+  fresh = cell.deployment == 'votes' and cell.network == 'deployed'
+  if cell.network == 'official':
+    state = _as_attacked_officially(state)
   predict_fn = lambda k, x: predict(k, state, x, fresh)
   if cell.labels == 'predicted':
     labels = attacks.predicted_labels(key, predict_fn, images,
@@ -160,6 +170,17 @@ def _attack(key, state, images, labels, bound, *, config, cell):
   if cell.attack != 'fgsm':
     settings['num_steps'] = cell.num_steps
   return getattr(attacks, cell.attack)(key, loss_fn, images, **settings)
+
+
+def _as_attacked_officially(state):
+  """The state without the run's draw, its batch norm an identity."""
+  noise = state.noise
+  return state._replace(
+      noise=noise._replace(inputs=jnp.zeros_like(noise.inputs),
+                           hidden=jnp.zeros_like(noise.hidden)),
+      batch_stats=jax.tree_util.tree_map_with_path(
+          lambda path, leaf: jnp.full_like(leaf, path[-1].key == 'var'),
+          state.batch_stats))
 
 
 def _attacked(key, config, state, images, labels, cell):

@@ -174,15 +174,20 @@ def _shared(key):
                                   impl=jax.random.key_impl(key))
 
 
-def cells(attack_bound, num_steps, num_samples):
-  """Returns the cells that every run is measured on."""
+def cells(attack_bound, num_steps, num_samples, mode):
+  """Returns the cells that every run is measured on.
+
+  In 'paper' mode the attacks of the released code, on another network than the
+  deployed one, stand beside those on the deployed one.
+  """
   Cell = image_evaluation.Cell
   out = []
   for deployment in image_evaluation.DEPLOYMENTS:
     shared = dict(deployment=deployment, num_samples=num_samples)
     out.append(Cell(**shared))
     out += [Cell(**shared, attack=attack, attack_bound=attack_bound,
-                 num_steps=num_steps)
+                 num_steps=num_steps, network=network)
+            for network in image_evaluation.NETWORKS[:1 + (mode == 'paper')]
             for attack in image_evaluation.ATTACKS[1:]]
   return out
 
@@ -193,7 +198,8 @@ def measure(file, run, trained, data, values):
   images = image_data.scale(data.test_images[:values.test_images])
   labels = data.test_labels[:values.test_images]
   config, state = run.method, trained.state
-  todo = cells(values.attack_bound, values.attack_steps, values.votes)
+  todo = cells(values.attack_bound, values.attack_steps, values.votes,
+               config.mode)
   names = ('kind', *(f.name for f in dataclasses.fields(todo[0])))
   done = file.done(*names)
   with records.Progress(len(todo) + 1) as progress:
@@ -249,9 +255,11 @@ def summary(rows):
       'images (run: one pass with the run\'s own draw; votes: smoothed):']
   for row in rows:
     if row['kind'] == 'accuracy':
+      on = ', attack on the released code\'s network' * (
+          row['network'] == 'official')
       lines.append(f"  {row['deployment']:<6} {row['attack']:<6} at "
                    f"{row['attack_bound']:<5g} {row['accuracy']:.4f}  "
-                   f"({row['num_images']} images)")
+                   f"({row['num_images']} images{on})")
   for row in rows:
     if row['kind'] == 'certified':
       lines.append(

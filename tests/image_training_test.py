@@ -9,6 +9,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from experiments import records
 from experiments import train
 from experiments.datasets import batches
 from experiments.datasets import images as image_data
+from jaxdp import models
 from jaxdp.training import certificates
 from jaxdp.training import stobatch
 
@@ -355,7 +357,41 @@ class BinaryTest(parameterized.TestCase):
 class EvaluationTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      dict(deployment='mean'), dict(attack='cw'), dict(labels='none'))
+      dict(deployment='mean'), dict(attack='cw'), dict(labels='none'),
+      dict(network='other'))
   def test_refuses_by_name(self, **setting):
     with self.assertRaisesRegex(ValueError, next(iter(setting))):
       image_evaluation.Cell(**setting)
+
+  def test_the_official_attack_knows_neither_noise_nor_statistics(self):
+    run = make_run('paper')
+    config, key = run.method, jax.random.key(0)
+    state, _ = image_training.start(key, run, _DATA)
+    state = state._replace(batch_stats=jax.tree.map(
+        lambda leaf: leaf * 3. + 2., state.batch_stats))
+    images = jnp.asarray(image_data.scale(_DATA.test_images[:8]))
+    labels = jnp.asarray(_DATA.test_labels[:8])
+    model = stobatch.network(config)
+    start = models.images.init(key, model)['batch_stats']  # mean 0, variance 1
+
+    def loss_fn(x):
+      (_, logits), _ = models.images.classify(
+          model, state.params['tail'], start,
+          models.images.encode(model, state.params['encoder'], x))
+      scores = jax.nn.log_softmax(logits)
+      return -jnp.take_along_axis(scores, labels[:, None], 1).sum()
+
+    want = jnp.clip(images + .2 * jnp.sign(jax.grad(loss_fn)(images)), -1., 1.)
+    cell = image_evaluation.Cell(attack='fgsm', attack_bound=.2)
+    got = {network: np.asarray(image_evaluation._attacked(
+        key, config, state, images, labels, dataclasses.replace(
+            cell, network=network))) for network in image_evaluation.NETWORKS}
+    np.testing.assert_allclose(got['official'], want, atol=1e-6)
+    self.assertGreater(np.mean(got['deployed'] != got['official']), .05)
+
+  def test_paper_mode_shows_the_official_attack_beside_ours(self):
+    for mode, num in (('sound', 10), ('paper', 18)):
+      cells = train.cells(.2, 10, 200, mode)
+      self.assertLen(set(cells), num)
+      self.assertEqual(any(c.network == 'official' for c in cells),
+                       mode == 'paper')
