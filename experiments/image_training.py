@@ -258,9 +258,13 @@ def train(key, run, data, out, *, file=None, backend='vmap', devices=None):
   keeper = _Keeper(run, out)
   state = keeper.resume(state)
   first, clock = int(state.step), _Clock()
+  batch = None
   with keeper, records.Progress(run.num_steps, initial=first) as progress:
     for step in range(first, run.num_steps):
-      state, info = run_step(key, state, feed(step))
+      state, info = run_step(key, state, batch or feed(step))
+      # The next batch reaches the device while this step runs.
+      if step + 1 < run.num_steps:
+        batch = run_step.place(feed(step + 1))
       row = _row(step + 1, info, clock.tick(run))
       if step + 1 == run.num_steps:
         state = settled(key, run, state, feed)

@@ -219,6 +219,24 @@ class RunTest(parameterized.TestCase):
     for a, b in zip(self.params(whole), self.params(again)):
       np.testing.assert_array_equal(a, b)
 
+  def test_the_next_batch_is_fetched_while_a_step_runs(self):
+    events, feed, row = [], image_training.Feed.__call__, image_training._row
+
+    def feeding(self, step):
+      events.append(('feed', step))
+      return feed(self, step)
+
+    def reading(step, *args):
+      events.append(('read', step - 1))
+      return row(step, *args)
+
+    with mock.patch.object(image_training.Feed, '__call__', feeding), \
+        mock.patch.object(image_training, '_row', reading):
+      image_training.train(jax.random.key(1), make_run(num_steps=3), _DATA,
+                           None)
+    self.assertEqual(events, [('feed', 0), ('feed', 1), ('read', 0),
+                              ('feed', 2), ('read', 1), ('read', 2)])
+
   def test_data_of_another_shape_or_number_are_refused(self):
     with self.assertRaisesRegex(ValueError, 'num_examples=96'):
       image_training.check(make_run(), image_data.load('digits', limit=90))
