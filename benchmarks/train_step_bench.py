@@ -317,7 +317,8 @@ def define_flags():
     flags.DEFINE_integer(name, getattr(usual, name), doc, lower_bound=1)
   flags.DEFINE_enum('backend', usual.backend, layouts.BACKENDS,
                     'How the trainers run.')
-  flags.DEFINE_list('against', list(BASELINES), f'Among {", ".join(BASELINES)}.')
+  flags.DEFINE_list('against', list(BASELINES),
+                    f'Among {", ".join(BASELINES)}.')
   flags.register_validator('against', lambda v: set(v) <= set(BASELINES),
                            f'unknown name; use some of {BASELINES}')
   flags.DEFINE_integer('repeats', 20, 'Timed steps of each.', lower_bound=1)

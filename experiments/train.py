@@ -121,6 +121,16 @@ def run_of_flags(values, num_examples):
       flip=values.flip, shift=values.shift, seed=values.seed)
 
 
+def check_measurement(values):
+  """Refuses what the measuring after the training would refuse too late."""
+  for name in ('attack_steps', 'test_images', 'votes'):
+    if getattr(values, name) < 1:
+      raise ValueError(f'{name}={getattr(values, name)!r} must be at least 1')
+  if not 0. < values.attack_bound < math.inf:
+    raise ValueError(f'attack_bound={values.attack_bound!r} must be a finite '
+                     'number > 0')
+
+
 def root_key(out, seed):
   """Returns the run's key: of ``--seed``, or of the operating system.
 
@@ -278,6 +288,7 @@ def execute(values):
 
   Process 0 writes and returns them, the others train with it and return [].
   """
+  check_measurement(values)
   data = image_data.load(values.dataset, values.data_dir, limit=values.limit)
   run = run_of_flags(values, len(data.train_images))
   data = image_training.fit(data, run.method)

@@ -359,6 +359,15 @@ class BinaryTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, name):
       train.run_of_flags(flag_values('unused', **changes), 96)
 
+  @parameterized.parameters(
+      dict(votes=0), dict(test_images=0), dict(attack_steps=-1),
+      dict(attack_bound=0.), dict(attack_bound=float('nan')))
+  def test_what_is_measured_is_checked_before_anything_is_trained(self, **bad):
+    out = self.create_tempdir().full_path
+    with self.assertRaisesRegex(ValueError, next(iter(bad))):
+      train.execute(flag_values(out, **bad))
+    self.assertEmpty(os.listdir(out))
+
   def test_epochs_that_are_not_given_are_ten_and_a_tenth_with_quick(self):
     for quick, steps in ((False, 40), (True, 4)):
       run = train.run_of_flags(

@@ -191,10 +191,10 @@ class MechanismsBenchTest(parameterized.TestCase):
     gaps = np.linalg.norm(np.float64(x[:, None]) - x, axis=2)
     order = np.argsort(gaps, axis=1)
     right = order[:, :5], np.take_along_axis(gaps, order[:, :5], axis=1)
+    second = order[:, 1:6], np.take_along_axis(gaps, order[:, 1:6], axis=1)
     mechanisms_bench.check_neighbors(x, x, right, right[0])
     for ours, theirs in (((right[0][:, ::-1], right[1]), right[0]),
-                         (right, order[:, 1:6]), ((order[:, 1:6], np.take_along_axis(
-                             gaps, order[:, 1:6], axis=1)), None)):
+                         (right, order[:, 1:6]), (second, None)):
       with self.assertRaisesRegex(ValueError, 'neighbor table'):
         mechanisms_bench.check_neighbors(x, x, ours, theirs)
 

@@ -17,7 +17,6 @@ import functools
 from typing import Any
 
 from flax import linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 
