@@ -18,6 +18,7 @@ import os
 import time
 from typing import NamedTuple
 
+from absl import logging
 import jax
 import numpy as np
 
@@ -259,6 +260,8 @@ def train(key, run, data, out, *, file=None, backend='vmap', devices=None):
   state = keeper.resume(state)
   first, clock = int(state.step), _Clock()
   batch = None
+  logging.info('steps %d to %d of %s; the first compiles for a while',
+               first + 1, run.num_steps, run.dataset)
   with keeper, records.Progress(run.num_steps, initial=first) as progress:
     for step in range(first, run.num_steps):
       state, info = run_step(key, state, batch or feed(step))

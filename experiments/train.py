@@ -19,6 +19,7 @@ wait for it.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -64,8 +65,9 @@ def define_flags():
                      'default, a tenth of that with --quick.')
   flags.DEFINE_integer('batch_size', None, 'm, records of a fixed batch.')
   flags.DEFINE_float('learning_rate', None, 'Of all layers but the first.')
-  flags.DEFINE_string('settings', '{}', 'Further fields of the Config as JSON, '
-                      'such as \'{"reconstruction": "clipped"}\'.')
+  flags.DEFINE_string('settings', '{}', 'Further fields of '
+                      'jaxdp.training.stobatch.Config as JSON, such as '
+                      '\'{"attack_steps": 3, "delta": 1e-6}\'.')
   flags.DEFINE_bool('flip', False, 'Flips released images.')
   flags.DEFINE_integer('shift', 0, 'Shifts released images, in pixels.')
   flags.DEFINE_integer('limit', None, 'Uses the first so many records.')
@@ -74,7 +76,8 @@ def define_flags():
   flags.DEFINE_enum('backend', 'vmap', layouts.BACKENDS, 'How they run.')
   flags.DEFINE_integer('checkpoint_every', 50, 'Steps between checkpoints.')
   flags.DEFINE_float('attack_bound', .2, 'L-inf size on images in [-1, 1].')
-  flags.DEFINE_integer('attack_steps', 10, 'Steps of the attacks at test time.')
+  flags.DEFINE_integer('attack_steps', 10, 'Of the attacks at test time; '
+                       'those of training are a field of --settings.')
   flags.DEFINE_integer('test_images', 1_000, 'Test images that are attacked.')
   flags.DEFINE_integer('votes', 200, 'Votes an image of the smoothed network.')
   flags.DEFINE_string('coordinator_address', None, 'host:port of process 0.')
@@ -92,14 +95,18 @@ def run_of_flags(values, num_examples):
   Raises:
     ValueError: a setting out of range, by its name.
   """
-  settings = json.loads(values.settings)
+  try:
+    settings = json.loads(values.settings)
+  except json.JSONDecodeError as error:
+    raise ValueError(f'settings={values.settings!r} is no JSON: {error}'
+                     ) from error
   if not isinstance(settings, dict):
     raise ValueError(f'settings={values.settings!r} must be a JSON object')
-  unknown = set(settings) - {
-      f.name for f in dataclasses.fields(stobatch.Config)}
+  known = {f.name for f in dataclasses.fields(stobatch.Config)}
+  unknown = set(settings) - known
   if unknown:
-    raise ValueError(f'settings={values.settings!r} has no field '
-                     f'{sorted(unknown)[0]!r} of the Config')
+    raise ValueError(f'settings={values.settings!r}: {sorted(unknown)[0]!r} is '
+                     f'no field of the Config; use some of {sorted(known)}')
   settings = {k: tuple(v) if isinstance(v, list) else v
               for k, v in settings.items()}
   for name in ('epsilon', 'label_epsilon', 'batch_size', 'learning_rate'):
@@ -122,7 +129,9 @@ def run_of_flags(values, num_examples):
 
 
 def check_measurement(values):
-  """Refuses what the measuring after the training would refuse too late."""
+  """Refuses what would show after the training only, and no directory."""
+  if os.path.exists(values.out) and not os.path.isdir(values.out):
+    raise ValueError(f'out={values.out!r} is a file; name a directory')
   for name in ('attack_steps', 'test_images', 'votes'):
     if getattr(values, name) < 1:
       raise ValueError(f'{name}={getattr(values, name)!r} must be at least 1')
@@ -131,11 +140,15 @@ def check_measurement(values):
                      'number > 0')
 
 
-def root_key(out, seed):
+def root_key(out, seed, run):
   """Returns the run's key: of ``--seed``, or of the operating system.
 
   Without a seed it is kept in OUT/key.resume until :func:`forget_key`, so that
-  a killed run can go on with the same noise.
+  a killed run can go on with the same noise. It is of that run alone: the same
+  draws at two scales would give the records away.
+
+  Raises:
+    ValueError: the key there is another run's, or gone.
   """
   if seed is not None:
     return jax.random.key(seed)
@@ -143,7 +156,11 @@ def root_key(out, seed):
     return samplers.secure_key()  # replaced by that of process 0
   path = os.path.join(out, _KEY_FILE)
   if os.path.exists(path):
-    text = pathlib.Path(path).read_text(encoding='ascii')
+    text, _, owner = pathlib.Path(path).read_text(
+        encoding='ascii').partition('\n')
+    if owner != _owner(run):
+      raise ValueError(f'{path} is the key of a run with other settings, and '
+                       'must not make noise for this one: choose another --out')
     words = np.frombuffer(bytes.fromhex(text), np.uint32)
     return jax.random.wrap_key_data(
         words, impl='threefry4x32' if words.size == 4 else 'threefry2x32')
@@ -154,8 +171,14 @@ def root_key(out, seed):
   key = samplers.secure_key()
   os.makedirs(out, exist_ok=True)
   words = np.asarray(jax.random.key_data(key), np.uint32)
-  records.write_atomic(path, words.tobytes().hex(), mode=0o600)
+  records.write_atomic(path, f'{words.tobytes().hex()}\n{_owner(run)}',
+                       mode=0o600)
   return key
+
+
+def _owner(run):
+  """What a key file says of its run."""
+  return hashlib.sha256(repr(run).encode()).hexdigest()
 
 
 def forget_key(out):
@@ -301,7 +324,7 @@ def execute(values):
       file = stack.enter_context(
           records.Records(os.path.join(values.out, 'rows.jsonl'), run))
       finished = ('run',) in file.done('kind')
-      key = None if finished else root_key(values.out, values.seed)
+      key = None if finished else root_key(values.out, values.seed, run)
     except BaseException:
       _agreed(_REFUSED)
       raise
@@ -319,8 +342,8 @@ def _follow(values, run, data):
   if state == _REFUSED:
     raise ValueError('process 0 has refused to start; its message says why')
   if state == _UNFINISHED:
-    image_training.train(_shared(root_key(values.out, values.seed)), run, data,
-                         values.out, backend=values.backend)
+    key = _shared(root_key(values.out, values.seed, run))
+    image_training.train(key, run, data, values.out, backend=values.backend)
     while _agreed() == _UNFINISHED:
       pass  # process 0 measures
 

@@ -322,23 +322,34 @@ class BinaryTest(parameterized.TestCase):
 
   def test_the_key_of_an_unfinished_run_is_kept_for_its_owner_alone(self):
     out = self.create_tempdir().full_path
-    key = train.root_key(out, None)
+    key = train.root_key(out, None, make_run())
     path = os.path.join(out, 'key.resume')
     self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
-    again = train.root_key(out, None)
+    again = train.root_key(out, None, make_run())
     np.testing.assert_array_equal(jax.random.key_data(key),
                                   jax.random.key_data(again))
     self.assertEqual(jax.random.key_data(key).size, 4)
     train.forget_key(out)
     self.assertFalse(np.array_equal(
         jax.random.key_data(key),
-        jax.random.key_data(train.root_key(out, None))))
+        jax.random.key_data(train.root_key(out, None, make_run()))))
+
+  def test_a_key_makes_noise_for_its_own_run_alone(self):
+    out = self.create_tempdir().full_path
+    train.root_key(out, None, make_run())
+    with self.assertRaisesRegex(ValueError, 'other settings'):
+      train.root_key(out, None, make_run(epsilon=3.))
+
+  def test_an_out_that_is_a_file_is_refused(self):
+    out = self.create_tempfile().full_path
+    with self.assertRaisesRegex(ValueError, 'out=.*is a file'):
+      train.execute(flag_values(out))
 
   def test_a_run_does_not_go_on_under_another_key(self):
     out = self.create_tempdir().full_path
     os.makedirs(os.path.join(out, 'checkpoints'))
     with self.assertRaisesRegex(ValueError, 'second time'):
-      train.root_key(out, None)
+      train.root_key(out, None, make_run())
     first, second = (train.run_of_flags(flag_values(out, seed=seed), 96)
                      for seed in (1, 2))
     with records.Records(os.path.join(out, 'rows.jsonl'), first):
@@ -347,7 +358,7 @@ class BinaryTest(parameterized.TestCase):
       records.Records(os.path.join(out, 'rows.jsonl'), second)
 
   @parameterized.parameters(
-      (dict(settings='[1]'), 'settings'),
+      (dict(settings='[1]'), 'settings'), (dict(settings='{bad'), 'settings'),
       (dict(settings='{"depth": 3}'), 'depth'),
       (dict(settings='{"copies": 2}'), 'copies'),
       (dict(epsilon=-1.), 'epsilon'), (dict(label_epsilon=9.), 'label_epsilon'),
