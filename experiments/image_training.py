@@ -260,8 +260,9 @@ def train(key, run, data, out, *, file=None, backend='vmap', devices=None):
   state = keeper.resume(state)
   first, clock = int(state.step), _Clock()
   batch = None
-  logging.info('steps %d to %d of %s; the first compiles for a while',
-               first + 1, run.num_steps, run.dataset)
+  if first < run.num_steps:
+    logging.info('steps %d to %d of %s; the first compiles for a while',
+                 first + 1, run.num_steps, run.dataset)
   with keeper, records.Progress(run.num_steps, initial=first) as progress:
     for step in range(first, run.num_steps):
       state, info = run_step(key, state, batch or feed(step))

@@ -102,7 +102,8 @@ def run_of_flags(values, num_examples):
                      ) from error
   if not isinstance(settings, dict):
     raise ValueError(f'settings={values.settings!r} must be a JSON object')
-  known = {f.name for f in dataclasses.fields(stobatch.Config)}
+  known = {f.name for f in dataclasses.fields(stobatch.Config)
+           } - {'mode', 'num_examples'}  # a flag; the data's
   unknown = set(settings) - known
   if unknown:
     raise ValueError(f'settings={values.settings!r}: {sorted(unknown)[0]!r} is '
@@ -140,12 +141,31 @@ def check_measurement(values):
                      'number > 0')
 
 
-def root_key(out, seed, run):
+def kept_key(path, owner):
+  """Returns the key in a file. Raises ValueError if it is another's."""
+  text, _, of = pathlib.Path(path).read_text(encoding='ascii').partition('\n')
+  if of != owner:
+    raise ValueError(f'{path} is the key of a run with other settings or other '
+                     'data, or by another version, and must not make noise for '
+                     'this one: choose another --out')
+  words = np.frombuffer(bytes.fromhex(text), np.uint32)
+  return jax.random.wrap_key_data(
+      words, impl='threefry4x32' if words.size == 4 else 'threefry2x32')
+
+
+def check_owner(out, owner):
+  """Raises ValueError if the directory holds the key of another run."""
+  path = os.path.join(out, _KEY_FILE)
+  if os.path.exists(path):
+    kept_key(path, owner)
+
+
+def root_key(out, seed, owner):
   """Returns the run's key: of ``--seed``, or of the operating system.
 
   Without a seed it is kept in OUT/key.resume until :func:`forget_key`, so that
-  a killed run can go on with the same noise. It is of that run alone: the same
-  draws at two scales would give the records away.
+  a killed run can go on with the same noise. It is ``owner``'s alone, a text of
+  :func:`owner_of`: the same draws at two scales would give the records away.
 
   Raises:
     ValueError: the key there is another run's, or gone.
@@ -156,14 +176,7 @@ def root_key(out, seed, run):
     return samplers.secure_key()  # replaced by that of process 0
   path = os.path.join(out, _KEY_FILE)
   if os.path.exists(path):
-    text, _, owner = pathlib.Path(path).read_text(
-        encoding='ascii').partition('\n')
-    if owner != _owner(run):
-      raise ValueError(f'{path} is the key of a run with other settings, and '
-                       'must not make noise for this one: choose another --out')
-    words = np.frombuffer(bytes.fromhex(text), np.uint32)
-    return jax.random.wrap_key_data(
-        words, impl='threefry4x32' if words.size == 4 else 'threefry2x32')
+    return kept_key(path, owner)
   if os.path.exists(os.path.join(out, 'checkpoints')):
     raise ValueError(f'{path} is gone and out={out!r} holds a run that is not '
                      'finished; another key would release the records a second '
@@ -171,14 +184,20 @@ def root_key(out, seed, run):
   key = samplers.secure_key()
   os.makedirs(out, exist_ok=True)
   words = np.asarray(jax.random.key_data(key), np.uint32)
-  records.write_atomic(path, f'{words.tobytes().hex()}\n{_owner(run)}',
+  records.write_atomic(path, f'{words.tobytes().hex()}\n{owner}',
                        mode=0o600)
   return key
 
 
-def _owner(run):
-  """What a key file says of its run."""
-  return hashlib.sha256(repr(run).encode()).hexdigest()
+def owner_of(run, data):
+  """Returns what a key file says of its run: a digest of settings and records.
+
+  The same noise on other records would give their difference away.
+  """
+  digest = hashlib.sha256(repr(run).encode())
+  for array in (data.train_images, data.train_labels):
+    digest.update(np.ascontiguousarray(array).data)
+  return digest.hexdigest()
 
 
 def forget_key(out):
@@ -207,11 +226,11 @@ def _shared(key):
                                   impl=jax.random.key_impl(key))
 
 
-def cells(attack_bound, num_steps, num_samples, mode):
+def cells(attack_bound, num_steps, num_samples, config):
   """Returns the cells that every run is measured on.
 
-  In 'paper' mode the attacks of the released code, on another network than the
-  deployed one, stand beside those on the deployed one.
+  Where the released code attacks another network than it deploys, those attacks
+  stand beside the ones on the deployed network.
   """
   Cell = image_evaluation.Cell
   out = []
@@ -220,7 +239,7 @@ def cells(attack_bound, num_steps, num_samples, mode):
     out.append(Cell(**shared))
     out += [Cell(**shared, attack=attack, attack_bound=attack_bound,
                  num_steps=num_steps, network=network)
-            for network in image_evaluation.NETWORKS[:1 + (mode == 'paper')]
+            for network in image_evaluation.networks(config)
             for attack in image_evaluation.ATTACKS[1:]]
   return out
 
@@ -231,8 +250,7 @@ def measure(file, run, trained, data, values):
   images = image_data.scale(data.test_images[:values.test_images])
   labels = data.test_labels[:values.test_images]
   config, state = run.method, trained.state
-  todo = cells(values.attack_bound, values.attack_steps, values.votes,
-               config.mode)
+  todo = cells(values.attack_bound, values.attack_steps, values.votes, config)
   names = ('kind', *(f.name for f in dataclasses.fields(todo[0])))
   done = file.done(*names)
   with records.Progress(len(todo) + 1) as progress:
@@ -289,7 +307,7 @@ def summary(rows):
   for row in rows:
     if row['kind'] == 'accuracy':
       on = ', attack on the released code\'s network' * (
-          row['network'] == 'official')
+          row.get('network') == 'official')
       lines.append(f"  {row['deployment']:<6} {row['attack']:<6} at "
                    f"{row['attack_bound']:<5g} {row['accuracy']:.4f}  "
                    f"({row['num_images']} images{on})")
@@ -319,12 +337,15 @@ def execute(values):
   if jax.process_index():
     _follow(values, run, data)
     return []
+  owner = owner_of(run, data)
   with contextlib.ExitStack() as stack:
     try:
+      if values.seed is None:
+        check_owner(values.out, owner)  # before anything is written
       file = stack.enter_context(
           records.Records(os.path.join(values.out, 'rows.jsonl'), run))
       finished = ('run',) in file.done('kind')
-      key = None if finished else root_key(values.out, values.seed, run)
+      key = None if finished else root_key(values.out, values.seed, owner)
     except BaseException:
       _agreed(_REFUSED)
       raise
@@ -342,7 +363,7 @@ def _follow(values, run, data):
   if state == _REFUSED:
     raise ValueError('process 0 has refused to start; its message says why')
   if state == _UNFINISHED:
-    key = _shared(root_key(values.out, values.seed, run))
+    key = _shared(root_key(values.out, values.seed, owner_of(run, data)))
     image_training.train(key, run, data, values.out, backend=values.backend)
     while _agreed() == _UNFINISHED:
       pass  # process 0 measures

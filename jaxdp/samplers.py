@@ -58,7 +58,9 @@ AUGMENT = 21  # augmentation, by example and epoch
 SHUFFLE = 22  # which examples form a batch, which batch a step takes
 MOMENTS = 23  # noise on sums over a data set
 
-_TILE = 1024  # elements drawn at once
+_TILE = 1024  # elements drawn at once, each with numbers of its own
+_FLAT_TILE = 4096  # elements drawn at once, one number of each after another
+_WIDE_TILE = 2**16  # either, where there is no cache to stay in
 _DRAWN = 2**16  # numbers drawn at once; more vectors go in tiles
 
 PURPOSES = {
@@ -136,6 +138,18 @@ def split_index(index):
   return index.astype(jnp.uint32)
 
 
+def advance(start, steps):
+  """Returns the index so many elements after ``start``, as :func:`split_index`.
+
+  Args:
+    start: as of :func:`split_index`.
+    steps: integer ``[]`` in [0, 2**32).
+  """
+  high, low = split_index(start)
+  moved = low + jnp.asarray(steps).astype(jnp.uint32)
+  return jnp.stack([high + (moved < low).astype(jnp.uint32), moved])
+
+
 def element_keys(key, purpose, start, num):
   """Returns one key for each of the elements start, start + 1, ...
 
@@ -211,21 +225,28 @@ def map_elements(fun, *arrays):
     fun: a function of one element of each array.
     *arrays: arrays or typed keys, ``[B, ...]``.
   """
-  return jax.lax.map(lambda element: fun(*element), arrays, batch_size=_TILE)
+  return jax.lax.map(lambda element: fun(*element), arrays,
+                     batch_size=_tile(_TILE))
 
 
 def map_tiles(fun, *arrays):
   """As :func:`map_elements`, for a function of a whole tile of each array.
 
+  The function loops over an element's numbers itself, each for the whole tile.
+
   The leading axis is padded with copies of its first entry to whole tiles.
   """
   num = arrays[0].shape[0]
-  size = min(_TILE, num)
+  size = min(_tile(_FLAT_TILE), num)
   at = jnp.arange(-(-num // size) * size, dtype=jnp.int32)
   at = jnp.where(at < num, at, 0).reshape(-1, size)
   out = jax.lax.map(lambda tile: fun(*(a[tile] for a in arrays)), at)
   return jax.tree.map(
       lambda a: a.reshape(-1, *a.shape[2:])[:num], out)
+
+
+def _tile(size):
+  return size if jax.default_backend() == 'cpu' else _WIDE_TILE
 
 
 def laplace(key, shape=(), dtype=jnp.float32, *, scale):

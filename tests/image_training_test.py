@@ -322,23 +322,35 @@ class BinaryTest(parameterized.TestCase):
 
   def test_the_key_of_an_unfinished_run_is_kept_for_its_owner_alone(self):
     out = self.create_tempdir().full_path
-    key = train.root_key(out, None, make_run())
+    key = train.root_key(out, None, 'mine')
     path = os.path.join(out, 'key.resume')
     self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
-    again = train.root_key(out, None, make_run())
+    again = train.root_key(out, None, 'mine')
     np.testing.assert_array_equal(jax.random.key_data(key),
                                   jax.random.key_data(again))
     self.assertEqual(jax.random.key_data(key).size, 4)
     train.forget_key(out)
     self.assertFalse(np.array_equal(
         jax.random.key_data(key),
-        jax.random.key_data(train.root_key(out, None, make_run()))))
+        jax.random.key_data(train.root_key(out, None, 'mine'))))
 
   def test_a_key_makes_noise_for_its_own_run_alone(self):
     out = self.create_tempdir().full_path
-    train.root_key(out, None, make_run())
+    run, other = make_run(), make_run(epsilon=3.)
+    owner = train.owner_of(run, _DATA)
+    data = dataclasses.replace(_DATA, train_images=_DATA.train_images[::-1])
+    train.root_key(out, None, owner)
+    for another in (train.owner_of(other, _DATA), train.owner_of(run, data)):
+      self.assertNotEqual(owner, another)
+      with self.assertRaisesRegex(ValueError, 'other settings'):
+        train.root_key(out, None, another)
+
+  def test_a_run_refused_for_its_key_leaves_the_directory_as_it_was(self):
+    out = self.create_tempdir().full_path
+    train.root_key(out, None, 'another')
     with self.assertRaisesRegex(ValueError, 'other settings'):
-      train.root_key(out, None, make_run(epsilon=3.))
+      train.execute(flag_values(out))
+    self.assertEqual(os.listdir(out), ['key.resume'])
 
   def test_an_out_that_is_a_file_is_refused(self):
     out = self.create_tempfile().full_path
@@ -349,7 +361,7 @@ class BinaryTest(parameterized.TestCase):
     out = self.create_tempdir().full_path
     os.makedirs(os.path.join(out, 'checkpoints'))
     with self.assertRaisesRegex(ValueError, 'second time'):
-      train.root_key(out, None, make_run())
+      train.root_key(out, None, 'mine')
     first, second = (train.run_of_flags(flag_values(out, seed=seed), 96)
                      for seed in (1, 2))
     with records.Records(os.path.join(out, 'rows.jsonl'), first):
@@ -360,6 +372,9 @@ class BinaryTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(settings='[1]'), 'settings'), (dict(settings='{bad'), 'settings'),
       (dict(settings='{"depth": 3}'), 'depth'),
+      (dict(settings='{"mode": "paper"}'), 'mode'),
+      (dict(settings='{"delta": "x"}'), 'delta'),
+      (dict(settings='{"attacks": 5}'), 'attacks'),
       (dict(settings='{"copies": 2}'), 'copies'),
       (dict(epsilon=-1.), 'epsilon'), (dict(label_epsilon=9.), 'label_epsilon'),
       (dict(mode='sound', settings='{"norm": "batch"}'), 'batch'),
@@ -429,7 +444,7 @@ class EvaluationTest(parameterized.TestCase):
 
   def test_paper_mode_shows_the_official_attack_beside_ours(self):
     for mode, num in (('sound', 10), ('paper', 18)):
-      cells = train.cells(.2, 10, 200, mode)
+      cells = train.cells(.2, 10, 200, make_run(mode).method)
       self.assertLen(set(cells), num)
       self.assertEqual(any(c.network == 'official' for c in cells),
                        mode == 'paper')

@@ -112,7 +112,7 @@ def ifgsm(key, loss_fn, x, *, attack_bound, num_steps, attack_norm='linf',
     key, loss_fn, x, attack_bound, attack_norm, low, high, num_draws: as in
       :func:`fgsm`.
     num_steps: static int >= 1. Memory does not depend on it, nor does compile
-      time above 16; fewer steps are unrolled.
+      time above 16; up to 16 steps are unrolled.
     step_size: length of a step in ``attack_norm``, > 0, scalar or ``[B]``;
       None is ``attack_bound / num_steps``, the papers' choice.
 
@@ -304,7 +304,7 @@ def _run(key, climb, begin, step, num_steps, restart=0, decay=None, until=None):
 
   momentum = None if decay is None else jnp.zeros_like(begin)
   (y, _), _ = jax.lax.scan(one_step, (begin, momentum), jnp.arange(num_steps),
-                           unroll=num_steps <= _UNROLLED)
+                           unroll=bool(num_steps <= _UNROLLED))
   return y.reshape(climb.shape)
 
 

@@ -36,14 +36,14 @@ def max_candidates(num_words):
 
 
 def common_candidates(num_words, k_max):
-  """Columns that nearly every word needs: K exceeds them for under one in 500.
+  """Columns that most words need: K exceeds them for under one in ten.
 
-  The few others are drawn again from the whole table, so this is only speed.
+  The others are drawn again from more columns, so this is only speed.
   """
   rate = math.log(num_words)
-  common = 8
-  while sp_special.pdtrc(common, rate) > 2e-3:
-    common += 8
+  common = 4
+  while sp_special.pdtrc(common, rate) > .1:
+    common += 1
   return min(common, k_max)
 
 

@@ -39,6 +39,7 @@ from jaxdp.mechanisms import candidates
 from jaxdp.mechanisms import truncated_gumbel_law
 
 NOISES = ('truncated', 'clipped', 'untruncated')
+_BLOCK = 1024  # words of many candidates drawn at once
 
 
 class Params(NamedTuple):
@@ -124,10 +125,11 @@ def _privatize(key, ids, params, start):
   params = params._replace(vectors=jnp.asarray(params.vectors))
   flat = ids.reshape(-1)
   num, k_max = flat.shape[0], params.neighbor_ids.shape[1]
-  keys = lambda purpose: samplers.element_keys(key, purpose, start, num)
+  if not num:
+    return ids
   count_keys, noise_keys = (
-      keys(samplers.NUM_CANDIDATES), keys(samplers.CANDIDATE_NOISE))
-  whole_keys = keys(samplers.VOCABULARY_NOISE)
+      samplers.element_keys(key, purpose, start, num)
+      for purpose in (samplers.NUM_CANDIDATES, samplers.CANDIDATE_NOISE))
   common = candidates.common_candidates(params.vectors.shape[0], k_max)
 
   def draw(count_keys, noise_keys, words):
@@ -136,27 +138,40 @@ def _privatize(key, ids, params, start):
     return count, _from_candidates(noise_keys, words, count, params, common)
 
   count, out = samplers.map_tiles(draw, count_keys, noise_keys, flat)
-  rare = count >= common
-  # Compacted, with a dynamic trip count: a cond under vmap would make every
-  # word pay for the whole vocabulary. A draw from fewer columns begins as one
-  # from all of them does, so the split never shows.
-  rows = jnp.nonzero(rare, size=num, fill_value=0)[0]
+  # Compacted, with dynamic trip counts: a cond under vmap would make every word
+  # pay for the whole vocabulary. A draw from fewer columns begins as one from
+  # more of them does, so the split never shows.
+  more = count >= common
+  size = min(_BLOCK, num)
+  rows = jnp.nonzero(more, size=-(-num // size) * size, fill_value=num)[0]
 
-  def again(i, out):
-    row = rows[i]
-    one = lambda a: a[row][None]
-    return out.at[row].set(jax.lax.cond(
-        count[row] == k_max,
-        lambda: _from_all(whole_keys[row], flat[row], params),
-        lambda: _from_candidates(
-            one(noise_keys), one(flat), one(count), params, k_max)[0]))
+  def block(i, out):
+    some = jax.lax.dynamic_slice_in_dim(rows, i * size, size)
+    at = jnp.minimum(some, num - 1)
+    counts = jnp.where(some < num, count[at], 0)
+    out = out.at[some].set(_from_candidates(
+        noise_keys[at], flat[at], counts, params,
+        jnp.minimum(jnp.max(counts) + 1, k_max)), mode='drop')
+    whole = counts == k_max
+    picked = jnp.nonzero(whole, size=size, fill_value=0)[0]
 
-  out = jax.lax.fori_loop(0, jnp.sum(rare, dtype=jnp.int32), again, out)
-  return out.reshape(ids.shape)
+    def from_all(j, out):
+      row = some[picked[j]]
+      row_key = samplers.element_keys(
+          key, samplers.VOCABULARY_NOISE, samplers.advance(start, row), 1)[0]
+      return out.at[row].set(_from_all(row_key, flat[row], params))
+
+    return jax.lax.fori_loop(0, jnp.sum(whole, dtype=jnp.int32), from_all, out)
+
+  num_blocks = (jnp.sum(more, dtype=jnp.int32) + size - 1) // size
+  return jax.lax.fori_loop(0, num_blocks, block, out).reshape(ids.shape)
 
 
 def _from_candidates(keys, words, counts, params, columns):
-  """Draws among the count + 1 nearest words, which are in the columns; [B]."""
+  """Draws among the count + 1 nearest words, those in the first columns; [B].
+
+  ``columns`` may be traced.
+  """
   distances = jnp.asarray(params.neighbor_distances)
 
   # Over columns, each along the whole tile: noise fused into an arg-min over a
@@ -181,7 +196,10 @@ def _from_all(key, word, params):
   distance = neighbors.distances(params.vectors[word], params.vectors)
   noise = samplers.truncated_gumbel(key, distance.shape, scale=params.scale,
                                     bound=params.bound)
-  return jnp.argmin(distance + _clipped(noise, params)).astype(jnp.int32)
+  noisy = distance + _clipped(noise, params)
+  # Noise fused into an arg-min would be scalar code; two minima are not.
+  ids = jnp.arange(len(noisy), dtype=jnp.int32)
+  return jnp.min(jnp.where(noisy == jnp.min(noisy), ids, len(noisy)))
 
 
 def _clipped(noise, params):

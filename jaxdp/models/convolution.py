@@ -43,7 +43,7 @@ def convolve(x, kernel, strides, padding):
     padding: 'SAME', 'VALID' or pairs (low, high) of both axes.
 
   Returns:
-    ``[B, H', W', F]``; differentiable by both, not twice in forward mode.
+    ``[B, H', W', F]``; differentiable by both, in reverse mode only.
   """
   if not isinstance(padding, str):
     padding = tuple(tuple(map(int, pair)) for pair in padding)
@@ -90,11 +90,28 @@ def transpose(h, kernel, image_shape, strides, padding):
     strides, padding: as for :func:`convolve`.
 
   Returns:
-    ``[B, H, W, Cin]``; differentiable by both, not twice in forward mode.
+    ``[B, H, W, Cin]``; differentiable by both, in reverse mode only.
+
+  Raises:
+    ValueError: an ``h`` or a kernel that no convolution of such images has.
   """
   if not isinstance(padding, str):
     padding = tuple(tuple(map(int, pair)) for pair in padding)
+  _check_output(h.shape, kernel.shape, tuple(image_shape), strides, padding)
   return _transposition(tuple(image_shape), tuple(strides), padding)(h, kernel)
+
+
+def _check_output(shape, kernel_shape, image_shape, strides, padding):
+  if kernel_shape[2] != image_shape[2]:
+    raise ValueError(f'kernel has shape {kernel_shape}; its third entry must be '
+                     f'the channels of image_shape={image_shape}')
+  like = lambda *size: jax.ShapeDtypeStruct(size, jnp.float32)
+  want = jax.eval_shape(
+      functools.partial(_plain, strides=tuple(strides), padding=padding),
+      like(shape[0], *image_shape), like(*kernel_shape)).shape
+  if shape != want:
+    raise ValueError(f'h has shape {shape}; a convolution of images of shape '
+                     f'{image_shape} by this kernel has {want}')
 
 
 @functools.cache

@@ -15,11 +15,12 @@ Shape letters: ``B`` queries, ``V`` rows of the table, ``R`` rows of a list,
 ``D`` dimensions, ``K`` neighbours, ``L`` limbs.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 import numpy as np
 
-TILE = 1024  # rows of the table in one step over all of them
+_TILE, _CPU_TILE = 1024, 128  # rows in one step over all of the table
 INT32_MAX = np.iinfo(np.int32).max
 _INT64_MAX = np.iinfo(np.int64).max
 
@@ -116,16 +117,20 @@ def rank(query, vectors, ids, live, k):
   return ids[least(exact_scores(query, vectors[ids]), ids, live, k)]
 
 
+def _tile_rows():
+  return _CPU_TILE if jax.default_backend() == 'cpu' else _TILE
+
+
 def _tile(vectors, index):
   """First row and rows of a tile; the last one starts early."""
   num = vectors.shape[0]
-  size = min(TILE, num)
+  size = min(_tile_rows(), num)
   start = jnp.minimum(index * size, num - size)
   return start, lax.dynamic_slice_in_dim(vectors, start, size)
 
 
 def _num_tiles(vectors):
-  return np.int32(-(-vectors.shape[0] // TILE))
+  return np.int32(-(-vectors.shape[0] // _tile_rows()))
 
 
 def all_sq_distances(query, vectors, finish=lambda sums: sums):

@@ -170,7 +170,8 @@ def _check_choices(config):
     raise ValueError('reconstruction=\'official\' decodes as the released '
                      'convolution does; use \'published\' with a dense first '
                      'layer')
-  if not config.attacks or not set(config.attacks) <= set(ATTACKS):
+  if (not isinstance(config.attacks, tuple) or not config.attacks
+      or not all(attack in ATTACKS for attack in config.attacks)):
     raise ValueError(f'attacks={config.attacks!r} must name some of {ATTACKS}')
 
 
@@ -214,7 +215,8 @@ def _check_numbers(config):
         f'label_epsilon={config.label_epsilon!r} and moments_epsilon='
         f'{config.moments_epsilon!r} must leave a part of epsilon='
         f'{config.epsilon!r} for the inputs; lower them or raise epsilon')
-  if not 0. <= config.delta < 1.:
+  _check_real(config, 'delta', positive=False)
+  if config.delta >= 1.:
     raise ValueError(f'delta={config.delta!r} must lie in [0, 1)')
 
 
