@@ -5,15 +5,14 @@ r"""Words a second of the mechanisms beside NumPy and a peer.
 Words are drawn evenly from the table; ``num_distinct`` says how many of a batch
 differ, for TEM and SanText work once for each distinct word, where NumPy's
 smaller batches hardly repeat one: text, whose words repeat more, is faster.
-``--table`` reads
-word vectors from a file; without it the tables are random normal, 50,000 x 100
-and 33,860 x 300 (the size of the peer's own GloVe). Each mechanism gets an
-epsilon at which it changes a part of the words.
+``--table`` reads word vectors from a file; without it the tables are random
+normal, 50,000 x 100 and 33,860 x 300 (the size of the peer's own GloVe). Each
+mechanism gets an epsilon at which it changes a part of the words.
 
-Before anything is timed: the nearest words of some queries are the float64
-ones, the noise has
-its law, and each mechanism leaves as many words unchanged, and moves the others
-as far, as each NumPy baseline does, within 6 standard deviations. ``numpy`` is
+The first call is timed, then its answer checked before any other is: the
+nearest words of some queries are the float64 ones, the noise has its law, and
+each mechanism leaves as many words unchanged, and moves the others as far, as
+each NumPy baseline does, within 6 standard deviations. ``numpy`` is
 what the papers' authors would write: batches of 512, one float32 matrix
 product, an arg-min. ``numpy_table``, for the two mechanisms that have one, is
 NumPy with our table of nearest words: a look-up, noise, an arg-min. The peer is

@@ -583,19 +583,35 @@ def categorical(key, shape=(), *, thresholds):
   Returns:
     int32 of ``shape`` in [0, K).
   """
-  high, low = threefry.words(key, shape)
-  return count_thresholds(high, low, jnp.asarray(thresholds))
+  thresholds, shape = jnp.asarray(thresholds), tuple(shape)
+  num = math.prod(shape)
+  size = _tile(_FLAT_TILE)
+  if thresholds.ndim > 2 or num <= size or not threefry.is_hashed(key):
+    return count_thresholds(*threefry.words(key, shape), thresholds)
+  # In tiles: one pass a threshold over arrays that stay in the cache.
+  at = jnp.arange(-(-num // size) * size, dtype=jnp.uint32).reshape(-1, size)
+  out = jax.lax.map(lambda tile: count_thresholds(
+      *threefry.words_at(key, tile), thresholds), at)
+  return out.reshape(-1)[:num].reshape(shape)
 
 
 def count_thresholds(high, low, thresholds):
   """Counts thresholds at most the 64 bits (high, low), over the last axis."""
+  if thresholds.ndim == 2:  # the same for all: a vector of entries at a time
+    def step(count, threshold):
+      return count + _reached(high, low, threshold).astype(jnp.int32), None
+    return jax.lax.scan(step, jnp.zeros(high.shape, jnp.int32), thresholds,
+                        unroll=8)[0]
   high, low = high[..., None], low[..., None]
   if thresholds.ndim - 1 < high.ndim:
     pad = (1,) * (high.ndim - thresholds.ndim + 1)
     thresholds = thresholds.reshape(pad + thresholds.shape)
-  top, rest = thresholds[..., 0], thresholds[..., 1]
-  reached = (high > top) | ((high == top) & (low >= rest))
-  return jnp.sum(reached, axis=-1, dtype=jnp.int32)
+  return jnp.sum(_reached(high, low, thresholds), axis=-1, dtype=jnp.int32)
+
+
+def _reached(high, low, threshold):
+  top, rest = threshold[..., 0], threshold[..., 1]
+  return (high > top) | ((high == top) & (low >= rest))
 
 
 def _check_scale(scale):

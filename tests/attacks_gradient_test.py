@@ -374,6 +374,13 @@ class StepsTest(parameterized.TestCase):
     np.testing.assert_array_equal(ifgsm[:2], together[:2])
     np.testing.assert_array_equal(pgd[2:4], together[2:4])
 
+  @parameterized.parameters(5, 40)
+  def test_a_number_of_steps_of_numpy_unrolls_as_one_of_python(self, steps):
+    loss_fn = lambda key, x: (x**2).reshape(len(x), -1).sum(1)
+    text = lambda num_steps: str(jax.make_jaxpr(lambda x: gradient.ifgsm(
+        _KEY, loss_fn, x, attack_bound=.5, num_steps=num_steps))(_x()))
+    self.assertEqual(text(steps), text(np.int64(steps)))
+
   def test_pgd_starts_in_the_ball_and_example_by_example(self):
     x = _x(.5)
     ids = jnp.array([5, 2, 3, 4, 1, 0])

@@ -587,7 +587,7 @@ class InterfaceTest(parameterized.TestCase):
     key = jax.random.key(4)
     whole = np.asarray(mech.privatize(key, ids, params))
     self.assertTrue(np.any(whole != ids))
-    for size, last in ((1, 20), (7, 1001), (1000, 1001)):
+    for size, last in ((1, 20), (1000, 1001)):
       parts = [mech.privatize(key, ids[i:min(i + size, last)], params, start=i)
                for i in range(0, last, size)]
       np.testing.assert_array_equal(np.concatenate(parts), whole[:last])

@@ -79,6 +79,14 @@ class ConvolutionTest(parameterized.TestCase):
     for got, want in zip(gradients(ours), gradients(theirs)):
       np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
 
+  @parameterized.parameters(((2, 5, 5, 3), (3, 3, 2, 3), 'h has shape'),
+                            ((2, 4, 4, 2), (3, 3, 2, 3), 'h has shape'),
+                            ((2, 4, 4, 3), (3, 3, 1, 3), 'kernel'))
+  def test_a_transpose_of_no_such_convolution_is_refused(self, h, kernel, name):
+    with self.assertRaisesRegex(ValueError, name):
+      convolution.transpose(np.ones(h, np.float32), np.ones(kernel, np.float32),
+                            (8, 8, 2), (2, 2), 'SAME')
+
   @parameterized.parameters(2, 9)
   def test_a_strided_gradient_convolves_no_zeros(self, channels):
     x, kernel = np.ones((2, 8, 8, channels), np.float32), np.ones(

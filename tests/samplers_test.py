@@ -371,6 +371,13 @@ class KeyTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'start'):
       samplers.split_index(start)
 
+  @parameterized.parameters((5, 7), (2**32 - 3, 2), (2**32 - 3, 3),
+                            (2**33 + 2**32 - 1, 2**32 - 1))
+  def test_advancing_carries_into_the_high_half(self, start, steps):
+    np.testing.assert_array_equal(
+        samplers.advance(start, np.uint32(steps)),
+        samplers.split_index(start + steps))
+
   def test_a_traced_start_gives_the_same_keys(self):
     key = jax.random.key(3)
     traced = jax.jit(lambda s: jax.random.key_data(

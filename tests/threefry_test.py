@@ -23,6 +23,27 @@ class ThreefryTest(parameterized.TestCase):
     got = threefry.threefry2x32(*(jnp.uint32(w) for w in (*key, *counter)))
     self.assertEqual(tuple(map(int, got)), want)
 
+  @parameterized.parameters(
+      # Random123's known answers for twenty rounds: counter, key, result.
+      ((0,) * 4, (0,) * 4, (0x9c6ca96a, 0xe17eae66, 0xfc10ecd4, 0x5256a7d8)),
+      ((2**32 - 1,) * 4, (2**32 - 1,) * 4,
+       (0x2a881696, 0x57012287, 0xf6c7446e, 0xa16a6732)),
+      ((0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344),
+       (0xa4093822, 0x299f31d0, 0x082efa98, 0xec4e6c89),
+       (0x59cd1dbb, 0xb8879579, 0x86b5d00c, 0xac8b6d84)))
+  def test_known_answers_of_four_words(self, counter, key, want):
+    got = threefry.threefry4x32(*(
+        tuple(jnp.uint32(w) for w in four) for four in (key, counter)))
+    self.assertEqual(tuple(map(int, got)), want)
+
+  @parameterized.parameters('threefry2x32', 'threefry4x32')
+  def test_an_entry_is_the_hash_of_its_place(self, impl):
+    key = jax.random.key(9, impl=impl)
+    high, low = threefry.words(key, (3, 50))
+    at = jnp.uint32([149, 0, 77])
+    for whole, some in zip((high, low), threefry.words_at(key, at)):
+      np.testing.assert_array_equal(whole.ravel()[at], some)
+
   def test_equals_the_primitive_of_jax(self):
     key = jax.random.key(7)
     high, low = jax.jit(lambda k: threefry.words(k, (3, 50)))(key)
@@ -33,9 +54,11 @@ class ThreefryTest(parameterized.TestCase):
     np.testing.assert_array_equal(high.ravel(), want[0])
     np.testing.assert_array_equal(low.ravel(), want[1])
 
-  def test_a_shorter_draw_is_the_beginning_of_a_longer_one(self):
-    for short, long in zip(threefry.words(jax.random.key(1), (5,)),
-                           threefry.words(jax.random.key(1), (9,))):
+  @parameterized.parameters('threefry2x32', 'threefry4x32')
+  def test_a_shorter_draw_is_the_beginning_of_a_longer_one(self, impl):
+    key = jax.random.key(1, impl=impl)
+    for short, long in zip(threefry.words(key, (5,)),
+                           threefry.words(key, (9,))):
       np.testing.assert_array_equal(short, long[:5])
 
   @parameterized.parameters('threefry4x32', 'rbg')
@@ -59,8 +82,8 @@ class ThreefryTest(parameterized.TestCase):
             rows[:, i])
 
   def test_tiles_never_show(self):
-    values = jnp.arange(3000, dtype=jnp.int32)
-    keys = samplers.element_keys(jax.random.key(0), samplers.OUTCOME, 0, 3000)
+    values = jnp.arange(9000, dtype=jnp.int32)
+    keys = samplers.element_keys(jax.random.key(0), samplers.OUTCOME, 0, 9000)
     got = samplers.map_tiles(lambda k, v: (v + 1, jax.random.key_data(k)),
                              keys, values)
     np.testing.assert_array_equal(got[0], values + 1)

@@ -103,8 +103,8 @@ def transpose(h, kernel, image_shape, strides, padding):
 
 def _check_output(shape, kernel_shape, image_shape, strides, padding):
   if kernel_shape[2] != image_shape[2]:
-    raise ValueError(f'kernel has shape {kernel_shape}; its third entry must be '
-                     f'the channels of image_shape={image_shape}')
+    raise ValueError(f'kernel has shape {kernel_shape}; its third entry must '
+                     f'be the channels of image_shape={image_shape}')
   like = lambda *size: jax.ShapeDtypeStruct(size, jnp.float32)
   want = jax.eval_shape(
       functools.partial(_plain, strides=tuple(strides), padding=padding),
