@@ -155,6 +155,20 @@ class LawTest(parameterized.TestCase):
     far = ~np.any(params.neighbor_ids[ids] == whole[:, None], axis=1)
     self.assertGreater(far[4000:].sum(), 100)  # beyond 2**32, in late blocks
 
+  def test_draws_from_all_words_one_by_one_are_those_of_a_batch(self):
+    table = _table(60)
+    mech = mechanisms.get('gumbel_exponential')
+    params = mech.calibrate(table, epsilon=_sound_bound(table) + 2.,
+                            max_candidates=6)
+    ids = np.random.default_rng(0).integers(0, 60, 400).astype(np.int32)
+    key, start = jax.random.key(2), 2**32 - 40
+    whole = np.asarray(mech.privatize(key, ids, params, start=start))
+    far = ~np.any(params.neighbor_ids[ids] == whole[:, None], axis=1)
+    self.assertGreater(far.sum(), 17)  # more than are drawn one by one
+    parts = [mech.privatize(key, ids[i:i + 8], params, start=start + i)
+             for i in range(0, 400, 8)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
   def test_two_words_in_many_dimensions_cross_the_bisector(self):
     dim, gap, epsilon, num = 5, 1.5, 2., 200_000
     vectors = np.zeros((2, dim), np.float32)

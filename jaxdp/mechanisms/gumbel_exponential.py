@@ -38,6 +38,7 @@ from jaxdp.mechanisms import candidates
 from jaxdp.mechanisms import exponential
 
 _BLOCK = 4096  # words whose laws are computed at once on the host
+_FEW = 16  # draws from all words of a batch that are made one by one
 
 
 class Params(NamedTuple):
@@ -161,21 +162,39 @@ def privatize(key, ids, params, start=0):
 def _privatize(key, ids, params, start):
   flat = ids.reshape(-1)
   num, k_max = flat.shape[0], params.neighbor_ids.shape[1]
+  if not k_max or not num:
+    return _from_all(key, flat, params, start, None).reshape(ids.shape)
   keys = samplers.element_keys(key, samplers.OUTCOME, start, num)
-  everyone = jnp.ones((num,), bool)
-  if k_max:
-    rank = samplers.map_elements(lambda k, word: _rank(k, word, params),
-                                 keys, flat)
-    everyone = rank == k_max
-    near = jnp.asarray(params.neighbor_ids)[flat, jnp.minimum(rank, k_max - 1)]
-  whole = samplers.element_keys(key, samplers.VOCABULARY_NOISE, start, num)
-  words = jax.vmap(lambda k: jax.random.bits(k, (2,)))(whole)
-  out = exponential.draw(words, flat, jnp.asarray(params.vectors),
-                         rate=jnp.asarray(params.rate),
-                         cap=jnp.float32(jnp.inf), active=everyone)
-  if k_max:
-    out = jnp.where(everyone, out, near)
+  rank = samplers.map_elements(lambda k, word: _rank(k, word, params), keys,
+                               flat)
+  near = jnp.asarray(params.neighbor_ids)[flat, jnp.minimum(rank, k_max - 1)]
+  everyone = rank == k_max
+  num_whole = jnp.sum(everyone, dtype=jnp.int32)
+  few = min(_FEW, num)
+  rows = jnp.nonzero(everyone, size=few, fill_value=0)[0]
+
+  def one(i, out):
+    row = rows[i]
+    return out.at[row].set(_from_all(
+        key, flat[row][None], params, samplers.advance(start, row), None)[0])
+
+  # Sorting the batch by word pays only where many draw from all words.
+  out = jax.lax.cond(
+      num_whole <= few,
+      lambda: jax.lax.fori_loop(0, num_whole, one, near),
+      lambda: jnp.where(everyone, _from_all(key, flat, params, start, everyone),
+                        near))
   return out.reshape(ids.shape)
+
+
+def _from_all(key, flat, params, start, active):
+  """Draws of elements from ``start`` on among all words; int32 ``[B]``."""
+  keys = samplers.element_keys(key, samplers.VOCABULARY_NOISE, start,
+                               flat.shape[0])
+  words = jax.vmap(lambda k: jax.random.bits(k, (2,)))(keys)
+  return exponential.draw(words, flat, jnp.asarray(params.vectors),
+                          rate=jnp.asarray(params.rate),
+                          cap=jnp.float32(jnp.inf), active=active)
 
 
 def _rank(key, word, params):

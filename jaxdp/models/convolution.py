@@ -21,6 +21,7 @@ sends to each pixel of its window, and the shifted parts are added.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ NHWC = ('NHWC', 'HWIO', 'NHWC')
 PRECISION = jax.lax.Precision.HIGHEST
 _MOST_UNROLLED = 32  # trainers on one device whose gradients are written out
 _FEW_CHANNELS = 8  # of an input, below which a product beats convolutions
+_MOST_BYTES = 2**29  # that the product may take
 
 
 def convolve(x, kernel, strides, padding):
@@ -137,8 +139,9 @@ def _transposition(image_shape, strides, padding):
 def _adjoint(cotangent, kernel, shape, strides, padding):
   """The fastest of three forms of the gradient by the input."""
   if jax.default_backend() == 'cpu' and max(strides) > 1:
+    spread = math.prod(cotangent.shape[:3]) * math.prod(kernel.shape[:3])
     form = (spread_gradient if kernel.shape[2] < _FEW_CHANNELS
-            else input_gradient)
+            and 4 * spread <= _MOST_BYTES else input_gradient)
     return form(cotangent, kernel, shape, strides, padding)
   like = jax.ShapeDtypeStruct(shape, cotangent.dtype)
   return jax.linear_transpose(
