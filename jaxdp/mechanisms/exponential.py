@@ -9,7 +9,7 @@ callers need no global switch; a device without float64 cannot run it.
 
 There is no table of neighbours here: at small budgets most of the law lies
 beyond any such table (on 27,958 GloVe words at epsilon 3, by
-``santext.log_prob``, 71% of it is on none of the 64 nearest), and the normaliser
+``santext.log_prob``, 71% of it is on none of the 64 nearest); the normaliser
 takes all distances anyway.
 
 References: Yue et al. (2021), Section 4.1; McSherry & Talwar (2007).
