@@ -165,7 +165,8 @@ def root_key(out, seed, owner):
 
   Without a seed it is kept in OUT/key.resume until :func:`forget_key`, so that
   a killed run can go on with the same noise. It is ``owner``'s alone, a text of
-  :func:`owner_of`: the same draws at two scales would give the records away.
+  :func:`owner_of` (process 0 only): the same draws at two scales would give the
+  records away.
 
   Raises:
     ValueError: the key there is another run's, or gone.
@@ -337,7 +338,7 @@ def execute(values):
   if jax.process_index():
     _follow(values, run, data)
     return []
-  owner = owner_of(run, data)
+  owner = owner_of(run, data) if values.seed is None else None
   with contextlib.ExitStack() as stack:
     try:
       if values.seed is None:
@@ -363,7 +364,7 @@ def _follow(values, run, data):
   if state == _REFUSED:
     raise ValueError('process 0 has refused to start; its message says why')
   if state == _UNFINISHED:
-    key = _shared(root_key(values.out, values.seed, owner_of(run, data)))
+    key = _shared(root_key(values.out, values.seed, None))
     image_training.train(key, run, data, values.out, backend=values.backend)
     while _agreed() == _UNFINISHED:
       pass  # process 0 measures

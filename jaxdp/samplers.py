@@ -584,7 +584,7 @@ def categorical(key, shape=(), *, thresholds):
     int32 of ``shape`` in [0, K).
   """
   thresholds, shape = jnp.asarray(thresholds), tuple(shape)
-  num = math.prod(shape)
+  num = threefry.check_size(shape)
   size = _tile(_FLAT_TILE)
   if thresholds.ndim > 2 or num <= size or not threefry.is_hashed(key):
     return count_thresholds(*threefry.words(key, shape), thresholds)

@@ -41,11 +41,17 @@ def words(key, shape):
   if not is_hashed(key):
     high, low = jax.random.bits(key, (2, *shape), jnp.uint32)
     return high, low
+  return words_at(
+      key, jnp.arange(check_size(shape), dtype=jnp.uint32).reshape(shape))
+
+
+def check_size(shape):
+  """Returns the entries of a shape; ValueError from 2^32 on: counters end."""
   size = math.prod(shape)
   if size >= 2**32:
     raise ValueError(f'shape={shape} has {size} entries; draw fewer than 2^32 '
                      'from one key')
-  return words_at(key, jnp.arange(size, dtype=jnp.uint32).reshape(shape))
+  return size
 
 
 def is_hashed(key):

@@ -81,6 +81,17 @@ class ThreefryTest(parameterized.TestCase):
             samplers.truncated_gumbel_entry(keys, i, scale=1.3, bound=bound),
             rows[:, i])
 
+  @parameterized.parameters('threefry2x32', 'threefry4x32')
+  def test_tiles_of_outcomes_never_show(self, impl):
+    key, law = jax.random.key(5, impl=impl), np.full(20, .05)
+    limits = samplers.thresholds(law)
+    long = samplers.categorical(key, (3, 3000), thresholds=limits)
+    high, low = threefry.words(key, (9000,))
+    want = np.searchsorted(
+        limits[:, 0] * 2.**32 + limits[:, 1],
+        np.asarray(high) * 2.**32 + np.asarray(low), side='right')
+    np.testing.assert_array_equal(np.ravel(long), want)
+
   def test_tiles_never_show(self):
     values = jnp.arange(9000, dtype=jnp.int32)
     keys = samplers.element_keys(jax.random.key(0), samplers.OUTCOME, 0, 9000)

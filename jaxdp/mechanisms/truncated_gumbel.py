@@ -199,7 +199,7 @@ def _from_all(key, word, params):
   noisy = distance + _clipped(noise, params)
   # Noise fused into an arg-min would be scalar code; two minima are not.
   ids = jnp.arange(len(noisy), dtype=jnp.int32)
-  return jnp.min(jnp.where(noisy == jnp.min(noisy), ids, len(noisy)))
+  return jnp.min(jnp.where(noisy == jnp.min(noisy), ids, len(noisy) - 1))
 
 
 def _clipped(noise, params):
